@@ -1,0 +1,50 @@
+"""One precision for all weights."""
+
+from __future__ import annotations
+
+from gpytorch.constraints import Interval
+from torch import Tensor
+
+from lingp.priors.base import Prior, as_precision
+
+
+class Isotropic(Prior):
+    """theta ~ N(mu0, I / precision): one precision for all weights.
+
+    Parameters
+    ----------
+    precision
+        1 / variance of every weight.
+    mean
+        mu0, a number or a flat (P,) tensor.
+    precision_constraint
+        A GPyTorch constraint for `raw_precision`; positive through `exp` by default.
+
+    Examples
+    --------
+    >>> prior = Isotropic(precision=0.1).bind(["0.weight", "0.bias"])
+    >>> prior.variances().tolist()
+    [10.0, 10.0]
+    """
+
+    isotropic = True
+
+    def __init__(
+        self,
+        precision: float | Tensor = 1.0,
+        *,
+        mean: float | Tensor = 0.0,
+        precision_constraint: Interval | None = None,
+    ) -> None:
+        super().__init__(mean)
+        precision = as_precision(precision)
+        if precision.numel() != 1:
+            raise ValueError(
+                f"precision: an isotropic prior has one, got {precision.numel()}; "
+                "use Layerwise for one per parameter tensor"
+            )
+        self._register_precision(precision.reshape(()), precision_constraint)
+
+    def variances(self) -> Tensor:
+        """1 / precision for each parameter tensor, (L,)."""
+        return (1.0 / self.precision).expand(self.num_parameter_tensors)
