@@ -1,0 +1,24 @@
+"""From a network to its outputs and the layer factors of its Jacobian."""
+
+from lingp.linearization.blocks import DenseBlock, LookupBlock, OuterBlock, Slot
+from lingp.linearization.factors import Factors
+from lingp.linearization.network import LinearizedNetwork
+from lingp.linearization.rules import Dense, Lookup, Outer
+from lingp.linearization.rules.registry import register_rule, unregister_rule
+from lingp.linearization.selection import ParameterSelection, select_parameters
+
+__all__ = [
+    "Dense",
+    "DenseBlock",
+    "Factors",
+    "LinearizedNetwork",
+    "Lookup",
+    "LookupBlock",
+    "Outer",
+    "OuterBlock",
+    "ParameterSelection",
+    "Slot",
+    "register_rule",
+    "select_parameters",
+    "unregister_rule",
+]

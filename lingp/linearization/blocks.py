@@ -1,0 +1,333 @@
+"""Jacobian blocks: the columns of the Jacobian that belong to one layer, kept as factors.
+
+For a weight W with inputs a and pre-activation gradients g, example n, output c, position s,
+
+    J[(n, c), (o, i)] = Σ_s g[c, n, s, o] a[n, s, i]
+
+so a layer's columns are known from `a` and `g`, which are smaller than the columns themselves.
+Gradients are kept outputs-first, `C x N x ...`, the order in which reverse mode makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+# Products work through rows in pieces of about this many scalars, so that what is written by one
+# matrix product is still in the processor's cache when the next reads it.
+_CACHE_SCALARS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a block's columns lie: columns `start:stop` of the Jacobian, in parameter tensor `parameter`."""
+
+    parameter: int
+    start: int
+    stop: int
+
+    @property
+    def columns(self) -> slice:
+        return slice(self.start, self.stop)
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+class Block(Protocol):
+    """Some columns of the Jacobian. All methods that end in `_` add to their first argument."""
+
+    @property
+    def num_data(self) -> int: ...
+
+    @property
+    def num_outputs(self) -> int: ...
+
+    @property
+    def slots(self) -> tuple[Slot, ...]: ...
+
+    def tensors(self) -> tuple[Tensor, ...]: ...
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Block: ...
+
+    def rows(self, index: slice | Tensor) -> Block: ...
+
+    def columns(self, slot: Slot) -> Tensor:
+        """The dense columns of `slot`, (N, C, size)."""
+        ...
+
+    def add_matmul_(self, out: Tensor, v: Tensor) -> None:
+        """`out += J v` with v (P, K), out (N, C, K)."""
+        ...
+
+    def add_t_matmul_(self, out: Tensor, u: Tensor) -> None:
+        """`out += Jᵀ u` with u (N, C, K), out (P, K)."""
+        ...
+
+    def diagonal_blocks(self, slot: Slot) -> Tensor:
+        """J_n J_nᵀ over the columns of `slot`, for every n: (N, C, C)."""
+        ...
+
+
+@dataclass(frozen=True)
+class DenseBlock:
+    """Columns of one parameter tensor, written out: `jacobian` is (C, N, size)."""
+
+    jacobian: Tensor
+    slot: Slot
+
+    @property
+    def num_data(self) -> int:
+        return self.jacobian.shape[1]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.jacobian.shape[0]
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (self.slot,)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.jacobian,)
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> DenseBlock:
+        return replace(self, jacobian=tensors[0])
+
+    def rows(self, index: slice | Tensor) -> DenseBlock:
+        return replace(self, jacobian=self.jacobian[:, index])
+
+    def columns(self, slot: Slot) -> Tensor:
+        return self.jacobian.transpose(0, 1)
+
+    def add_matmul_(self, out: Tensor, v: Tensor) -> None:
+        out += (self.jacobian @ v[self.slot.columns]).transpose(0, 1)
+
+    def add_t_matmul_(self, out: Tensor, u: Tensor) -> None:
+        jacobian = self.jacobian.reshape(-1, self.slot.size)  # (C N, p)
+        out[self.slot.columns] += jacobian.mT @ u.transpose(0, 1).reshape(-1, u.shape[-1])
+
+    def diagonal_blocks(self, slot: Slot) -> Tensor:
+        rows = self.jacobian.transpose(0, 1)
+        return rows @ rows.mT
+
+
+@dataclass(frozen=True)
+class OuterBlock:
+    """Weight (and bias) columns of a layer as outer products of `a` and `g`.
+
+    Parameters
+    ----------
+    a : (N, S, I) layer inputs, S positions.
+    g : (C, N, S, O) gradients of the outputs in the layer's pre-activations, or (C, 1, S, O) when they
+        are the same for every example (the last layer of most networks).
+    weight : columns of the weight, ordered (O, I), or (I, O) when `input_major`.
+    bias : columns of a bias of size O that the layer adds, if it has one.
+    """
+
+    a: Tensor
+    g: Tensor
+    weight: Slot
+    bias: Slot | None = None
+    input_major: bool = False
+
+    @property
+    def num_data(self) -> int:
+        return self.a.shape[0]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.g.shape[0]
+
+    @property
+    def num_positions(self) -> int:
+        return self.a.shape[1]
+
+    @property
+    def fan_in(self) -> int:
+        return self.a.shape[2]
+
+    @property
+    def fan_out(self) -> int:
+        return self.g.shape[3]
+
+    @property
+    def shared(self) -> bool:
+        """Whether every example has the same `g`."""
+        return self.g.shape[1] == 1 and self.num_data > 1
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.a, self.g)
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> OuterBlock:
+        return replace(self, a=tensors[0], g=tensors[1])
+
+    def rows(self, index: slice | Tensor) -> OuterBlock:
+        return replace(self, a=self.a[index], g=self.g if self.shared else self.g[:, index])
+
+    def weight_columns(self, outputs: slice = slice(None)) -> Tensor:
+        """Dense columns of the weight rows `outputs`: (N, C, O, I), or (N, C, I, O) when `input_major`."""
+        g = self.g[..., outputs]
+        num_outputs, _, positions, fan_out = g.shape
+        g = g.expand(-1, self.num_data, -1, -1)
+        if self.input_major:
+            left = self.a.mT.unsqueeze(1)  # (N, 1, I, S)
+            return left @ g.transpose(0, 1)  # (N, C, I, O)
+        if positions == 1:
+            return g.permute(1, 0, 3, 2) * self.a.unsqueeze(1)  # (N, C, O, I)
+        left = g.permute(1, 0, 3, 2).reshape(self.num_data, num_outputs * fan_out, positions)
+        return (left @ self.a).view(self.num_data, num_outputs, fan_out, self.fan_in)
+
+    def columns(self, slot: Slot) -> Tensor:
+        if slot == self.weight:
+            return self.weight_columns().flatten(2)
+        return self.g.sum(2).transpose(0, 1).expand(self.num_data, -1, -1)
+
+    def _row_pieces(self, width: int) -> range:
+        step = max(1, _CACHE_SCALARS // max(1, self.num_positions * self.fan_out * width))
+        return range(0, self.num_data, max(step, min(self.num_data, 64)))
+
+    def add_matmul_(self, out: Tensor, v: Tensor) -> None:
+        width = v.shape[1]
+        fan_in, fan_out, positions = self.fan_in, self.fan_out, self.num_positions
+        matrix = v[self.weight.columns]
+        if self.input_major:
+            matrix = matrix.view(fan_in, fan_out * width)
+        else:
+            matrix = matrix.view(fan_out, fan_in, width).transpose(0, 1).reshape(fan_in, -1)
+        shift = None if self.bias is None else v[self.bias.columns]  # (O, K)
+        pieces = self._row_pieces(width)
+        for start in pieces:
+            rows = slice(start, start + pieces.step)
+            a = self.a[rows]
+            t = (a.reshape(-1, fan_in) @ matrix).view(len(a), positions, fan_out, width)
+            if shift is not None:
+                t += shift
+            g = self.g if self.shared else self.g[:, rows]
+            g = g.transpose(0, 1).reshape(g.shape[1], self.num_outputs, positions * fan_out)
+            out[rows] += g @ t.view(len(a), positions * fan_out, width)
+
+    def add_t_matmul_(self, out: Tensor, u: Tensor) -> None:
+        width = u.shape[2]
+        fan_in, fan_out, positions = self.fan_in, self.fan_out, self.num_positions
+        total = out.new_zeros(fan_in, fan_out * width)
+        shift = out.new_zeros(fan_out * width)
+        pieces = self._row_pieces(width)
+        for start in pieces:
+            rows = slice(start, start + pieces.step)
+            a = self.a[rows]
+            g = self.g if self.shared else self.g[:, rows]
+            g = g.permute(1, 2, 3, 0).reshape(g.shape[1], positions * fan_out, self.num_outputs)
+            z = (g @ u[rows]).view(len(a) * positions, fan_out * width)
+            total.addmm_(a.reshape(-1, fan_in).mT, z)
+            if self.bias is not None:
+                shift += z.sum(0)
+        total = total.view(fan_in, fan_out, width)
+        if not self.input_major:
+            total = total.transpose(0, 1)
+        out[self.weight.columns] += total.reshape(-1, width)
+        if self.bias is not None:
+            out[self.bias.columns] += shift.view(fan_out, width)
+
+    def diagonal_blocks(self, slot: Slot) -> Tensor:
+        if slot != self.weight:
+            rows = self.columns(slot)
+            return rows @ rows.mT
+        g = self.g.transpose(0, 1)  # (N, C, S, O)
+        if self.num_positions == 1:
+            g = g.squeeze(2)
+            return self.a.square().sum(-1, keepdim=True) * (g @ g.mT)
+        positions, fan_in, fan_out = self.num_positions, self.fan_in, self.fan_out
+        if positions * (fan_in + self.num_outputs * fan_out) < fan_in * fan_out * self.num_outputs:
+            # Σ_s' (a_s·a_s') g_s' first: S x S inner products per example, never the columns
+            inner = (self.a @ self.a.mT).unsqueeze(1)  # (N, 1, S, S)
+            mixed = (inner @ g).flatten(2)  # (N, C, S O)
+            return g.flatten(2).expand(self.num_data, -1, -1) @ mixed.mT
+        rows = self.weight_columns().flatten(2)
+        return rows @ rows.mT
+
+
+@dataclass(frozen=True)
+class LookupBlock:
+    """Columns of a table (V, O) of which each position reads one row: an embedding.
+
+    Parameters
+    ----------
+    index : (N, S) rows read.
+    scale : (N, S) factor on each row read (0 where nothing is read).
+    g : (C, N, S, O) gradients of the outputs in what was read.
+    """
+
+    index: Tensor
+    scale: Tensor
+    g: Tensor
+    weight: Slot
+
+    @property
+    def num_data(self) -> int:
+        return self.index.shape[0]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.g.shape[0]
+
+    @property
+    def fan_out(self) -> int:
+        return self.g.shape[3]
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (self.weight,)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.index, self.scale, self.g)
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> LookupBlock:
+        index, scale, g = tensors
+        return replace(self, index=index, scale=scale, g=g)
+
+    def rows(self, index: slice | Tensor) -> LookupBlock:
+        return replace(self, index=self.index[index], scale=self.scale[index], g=self.g[:, index])
+
+    def scaled_g(self) -> Tensor:
+        """g times scale, (N, C, S, O)."""
+        return (self.g * self.scale[..., None]).transpose(0, 1)
+
+    def compressed(self, table_rows: Tensor) -> Tensor:
+        """Dense columns of the given sorted table rows that are used, (N, C, len(table_rows) · O)."""
+        place = torch.searchsorted(table_rows, self.index.contiguous())  # (N, S)
+        g = self.scaled_g()
+        out = g.new_zeros(self.num_data, self.num_outputs, len(table_rows), self.fan_out)
+        where = place[:, None, :, None].expand_as(g)
+        return out.scatter_add(2, where, g).flatten(2)
+
+    def columns(self, slot: Slot) -> Tensor:
+        rows = torch.arange(self.weight.size // self.fan_out, device=self.index.device)
+        return self.compressed(rows)
+
+    def add_matmul_(self, out: Tensor, v: Tensor) -> None:
+        table = v[self.weight.columns].view(-1, self.fan_out, v.shape[1])
+        g = self.scaled_g()  # (N, C, S, O)
+        read = table[self.index]  # (N, S, O, K)
+        out += g.flatten(2) @ read.flatten(1, 2)
+
+    def add_t_matmul_(self, out: Tensor, u: Tensor) -> None:
+        g = self.scaled_g().flatten(2)  # (N, C, S O)
+        z = (g.mT @ u).view(-1, self.fan_out * u.shape[2])  # (N S, O K)
+        table = out[self.weight.columns].view(-1, self.fan_out * u.shape[2])
+        table.index_add_(0, self.index.reshape(-1), z)
+
+    def diagonal_blocks(self, slot: Slot) -> Tensor:
+        same = (self.index[:, :, None] == self.index[:, None, :]).to(self.g.dtype)
+        g = self.scaled_g()
+        mixed = (same.unsqueeze(1) @ g).flatten(2)
+        return g.flatten(2) @ mixed.mT

@@ -1,0 +1,205 @@
+"""Watch a network run, and record every operation that uses a selected parameter.
+
+Operations are intercepted where they are called (`torch.overrides.TorchFunctionMode`), not where
+modules are: `F.linear(x, self.weight)`, the projections inside attention and a parameter added with `+`
+are seen like any layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FunctionType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from lingp.linearization.rules.base import FUNCTION_RULES, Operation, Rule
+from lingp.linearization.rules.registry import MODULE_RULES, ModuleRule
+
+
+@dataclass(frozen=True)
+class Care:
+    """What a call needs because the network writes in place: copies of its output or its input."""
+
+    copy_output: bool = True
+    copy_input: bool = False
+
+
+@dataclass(frozen=True)
+class Record:
+    """One recorded call: its operation, the names of its parameters by role, and its output `h`."""
+
+    kind: object
+    rule: Rule
+    operation: Operation
+    names: Mapping[str, str]
+    h: Tensor
+    returned: Tensor
+    input_version: int
+
+    @property
+    def care(self) -> Care:
+        """What to copy next time, judged after the network has run."""
+        return Care(self.returned._version != 0, self.operation.input._version != self.input_version)
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _body_of(function: Any) -> Callable[..., Any]:
+    """A composite torch function without its own interception, so that its inner calls are seen.
+
+    torch asks `has_torch_function` at the head of such a function; in this copy the answer is no.
+    """
+    scope = {**function.__globals__, "has_torch_function": lambda *_: False}
+    code, name = function.__code__, function.__name__
+    body = FunctionType(code, scope, name, function.__defaults__, function.__closure__)
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body
+
+
+_COMPOSITES = {F.multi_head_attention_forward: _body_of(F.multi_head_attention_forward)}
+
+
+class Capture(TorchFunctionMode):
+    """Records calls on parameters while active.
+
+    Parameters
+    ----------
+    selected : name of each parameter to watch.
+    cares : what to copy at each recorded call, in order; without it every output is copied.
+    differentiable : keep the graph of inputs (for gradients of factors in x).
+
+    Attributes
+    ----------
+    records : calls in order.
+    foreign : names of parameters that entered an operation without a rule.
+    """
+
+    def __init__(
+        self,
+        selected: Mapping[Tensor, str],
+        cares: Sequence[Care] | None = None,
+        differentiable: bool = False,
+    ) -> None:
+        super().__init__()
+        self.selected = selected
+        self.cares = cares
+        self.differentiable = differentiable
+        self.owned: set[Tensor] = set()
+        self.records: list[Record] = []
+        self.foreign: set[str] = set()
+
+    def _name(self, t: object) -> str | None:
+        """The watched parameter that `t` is, or is a view of."""
+        if not isinstance(t, Tensor):
+            return None
+        base = t if t._base is None else t._base
+        return None if base in self.owned else self.selected.get(base)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _COMPOSITES:
+            with self:
+                return _COMPOSITES[func](*args, **kwargs)
+        rule = FUNCTION_RULES.get(func)
+        operation = None if rule is None else rule.bind(*args, **kwargs)
+        if rule is not None and operation is not None:
+            found = {role: self._name(t) for role, t in operation.parameters.items()}
+            names = {role: name for role, name in found.items() if name is not None}
+            if names and self._name(operation.input) is None:
+                return self._run(func, rule, operation, names, args, kwargs)
+        out = func(*args, **kwargs)
+        self._note_foreign(out, args, kwargs)
+        return out
+
+    def _run(
+        self,
+        func: Callable[..., Any],
+        rule: Rule,
+        operation: Operation,
+        names: dict[str, str],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Tensor:
+        """Run a call with its parameters held fixed, so that h depends on its input alone."""
+        mine = {id(operation.parameters[role]) for role in names}
+
+        def fixed(t: Any) -> Any:
+            return t.detach() if id(t) in mine else t
+
+        h = func(*map(fixed, args), **{key: fixed(value) for key, value in kwargs.items()})
+        return self.record(func, rule, operation, names, h)
+
+    def record(
+        self, kind: object, rule: Rule, operation: Operation, names: Mapping[str, str], h: Tensor
+    ) -> Tensor:
+        """Record a call and give back the tensor with which the network goes on."""
+        if not h.requires_grad:
+            h = h.detach().requires_grad_()
+        place = len(self.records)
+        care = Care() if self.cares is None or place >= len(self.cares) else self.cares[place]
+        x = operation.input if self.differentiable else operation.input.detach()
+        x = x.clone() if care.copy_input else x
+        returned = h.clone() if care.copy_output else h
+        self.records.append(
+            Record(kind, rule, replace(operation, input=x), names, h, returned, x._version)
+        )
+        return returned
+
+    def _note_foreign(self, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        outs = [t for t in _flat([out]) if isinstance(t, Tensor) and t.requires_grad]
+        if not outs:
+            return
+        used = {self._name(t) for t in _flat((*args, *kwargs.values()))}
+        self.foreign |= {name for name in used if name and not any(self._name(t) == name for t in outs)}
+
+
+@contextmanager
+def module_rules(network: nn.Module, capture: Capture) -> Iterator[None]:
+    """Record calls of modules whose class has a registered rule, by hooks that are then removed."""
+
+    def hook_for(rule: ModuleRule) -> Callable[..., Tensor]:
+        def hook(module: nn.Module, args: tuple[Any, ...], out: Any) -> Tensor:
+            if not (isinstance(out, Tensor) and args and isinstance(args[0], Tensor)):
+                raise TypeError(
+                    f"the rule for {type(module).__name__} needs a forward that takes a tensor first and "
+                    "returns a tensor; unregister the rule to use the fallback"
+                )
+            own = dict(module.named_parameters())
+            names = {role: capture.selected[p] for role, p in own.items() if p in capture.selected}
+            operation = Operation(args[0], own, {"module": module}, rule.any_axis)
+            return capture.record(type(module), rule, operation, names, out)
+
+        return hook
+
+    handles = []
+    remaining = [network]
+    while remaining:
+        module = remaining.pop()
+        rule = MODULE_RULES.get(type(module))
+        if rule is None:
+            remaining.extend(module.children())
+        else:
+            capture.owned.update(module.parameters())
+            handles.append(module.register_forward_hook(hook_for(rule)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,93 @@
+"""Network inputs: a tensor, or a tuple, list or dict of tensors, all with the examples first."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Union
+
+import torch
+from torch import Tensor, nn
+
+Inputs = Union[Tensor, Sequence[Tensor], Mapping[str, Tensor]]
+
+
+def map_inputs(fn: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
+    """Apply `fn` to every tensor of an input."""
+    if isinstance(x, Tensor):
+        return fn(x)
+    if isinstance(x, Mapping):
+        return {key: fn(value) for key, value in x.items()}
+    return type(x)(fn(value) for value in x)  # type: ignore[call-arg]
+
+
+def input_tensors(x: Inputs) -> list[Tensor]:
+    """All tensors of an input, after checking that it is one of the kinds we take."""
+    if isinstance(x, Tensor):
+        tensors: list[Any] = [x]
+    elif isinstance(x, Mapping):
+        tensors = list(x.values())
+    elif type(x) in (tuple, list):
+        tensors = list(x)
+    else:
+        tensors = []
+    if not tensors or not all(isinstance(t, Tensor) and t.dim() > 0 for t in tensors):
+        raise TypeError(
+            f"x: got {type(x).__name__}; expected a tensor, or a tuple, list or dict of tensors, "
+            "each with the examples on its first axis"
+        )
+    return tensors
+
+
+def num_rows(x: Inputs) -> int:
+    """Number of examples N, the same for every tensor of the input."""
+    sizes = {t.shape[0] for t in input_tensors(x)}
+    if len(sizes) != 1:
+        raise ValueError(f"x: its tensors have {sorted(sizes)} rows; expected the same number in each")
+    return sizes.pop()
+
+
+def signature(x: Inputs) -> tuple[Any, ...]:
+    """What decides how a network runs on `x`, apart from the number of rows and the values."""
+    keys = tuple(x) if isinstance(x, Mapping) else type(x).__name__ if not isinstance(x, Tensor) else ""
+    return (keys, *((tuple(t.shape[1:]), t.dtype) for t in input_tensors(x)))
+
+
+def call_network(net: nn.Module, x: Inputs) -> Any:
+    """`net(x)`, spreading a tuple or list over positional and a dict over keyword arguments.
+
+    A network whose `forward` cannot take them spread gets the container as its one argument.
+    """
+    if isinstance(x, Tensor):
+        return net(x)
+    arguments = inspect.signature(net.forward)
+    try:
+        if isinstance(x, Mapping):
+            arguments.bind(**x)
+        else:
+            arguments.bind(*x)
+    except TypeError:
+        return net(x)
+    return net(**x) if isinstance(x, Mapping) else net(*x)
+
+
+def probe_rows(x: Inputs, count: int) -> Inputs:
+    """`count` rows like those of `x` in which no two examples are alike.
+
+    Used to learn a network's layout. Repeated rows are told apart by noise (floating inputs) or by
+    a shift along the row (integer inputs), from a generator of its own.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def pick(t: Tensor) -> Tensor:
+        t = t.detach()
+        t = t[torch.arange(count, device=t.device) % t.shape[0]]
+        if t.is_floating_point():
+            noise = torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
+            spread = t.std(unbiased=False).clamp(min=1e-3) if t.numel() else 1.0
+            return t + 0.05 * spread * noise
+        if t.dim() > 1:
+            return torch.stack([row.roll(n, 0) for n, row in enumerate(t)])
+        return t
+
+    return map_inputs(pick, x)

@@ -1,0 +1,228 @@
+"""A trained network, frozen and linearised in its weights: outputs and Jacobian factors for any inputs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lingp.linearization.capture import Capture, module_rules
+from lingp.linearization.factors import Factors
+from lingp.linearization.inputs import Inputs, call_network, input_tensors, map_inputs, num_rows, signature
+from lingp.linearization.plan import Plan, linearise, make_plan
+from lingp.linearization.selection import ParameterSelection, select_parameters
+
+_DEFAULT_MEMORY = 1 << 28  # bytes of activations and gradients alive at a time
+
+
+def frozen_copy(net: nn.Module) -> nn.Module:
+    """A copy of `net` in eval mode that shares nothing with it."""
+    net = getattr(net, "_orig_mod", net)  # a compiled module hides its operations
+    net = net.module if isinstance(net, nn.DataParallel) else net
+    memo: dict[int, Any] = {}
+    for module in net.modules():  # deepcopy refuses tensors with a graph, as weight_norm leaves behind
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    return copy.deepcopy(net, memo).eval().requires_grad_(False)
+
+
+class LinearizedNetwork:
+    """f_lin(x, θ) = f(x; θ*) + J(x) (θ − θ*), with J(x) = ∂f/∂θ at θ*.
+
+    Holds a frozen copy of the network in eval mode; the network given is never changed, and changes to it
+    are not seen. Running statistics are used by BatchNorm, dropout is off.
+
+    Parameters
+    ----------
+    net : the trained network. `net(x)` gives a tensor with the examples first: (N,), (N, C) or (N, *shape),
+        flattened to C outputs.
+    parameters : the weights θ that are uncertain, see `select_parameters`.
+    dtype : run the copy in this dtype (default: leave the network's own).
+    memory_budget : bytes of activations and gradients that may be alive at a time (default 256 MiB).
+        Batches are cut to keep to it; results don't depend on it.
+
+    Attributes
+    ----------
+    network : the frozen copy.
+    parameter_names, parameter_shapes, parameter_slices : of the L uncertain parameter tensors, and their
+        places among the P columns.
+    output_shape : shape of one example's output, known after the first call.
+
+    Raises
+    ------
+    TypeError
+        If `net` is not a module, or its output is not a tensor.
+    ValueError
+        If the outputs of one row depend on other rows of the batch.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        parameters: ParameterSelection = "all",
+        *,
+        dtype: torch.dtype | None = None,
+        memory_budget: int | None = None,
+    ) -> None:
+        if not isinstance(net, nn.Module):
+            raise TypeError(f"net: got {type(net).__name__}; expected a torch.nn.Module")
+        if memory_budget is not None and memory_budget <= 0:
+            raise ValueError(f"memory_budget: got {memory_budget}; expected a positive number of bytes")
+        self.parameter_names = list(select_parameters(net, parameters))
+        self.network = frozen_copy(net)
+        self.memory_budget = memory_budget or _DEFAULT_MEMORY
+        self._plans: dict[Any, Plan] = {}
+        self.to(dtype=dtype)
+        self.parameter_shapes = [p.shape for p in self._chosen()]
+        stops = torch.tensor([p.numel() for p in self._chosen()]).cumsum(0).tolist()
+        self.parameter_slices = [slice(a, b) for a, b in zip([0, *stops], stops, strict=False)]
+        self.output_shape: torch.Size | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plans": {}}  # plans name functions that do not pickle; they are remade
+
+    def _chosen(self) -> list[nn.Parameter]:
+        named = dict(self.network.named_parameters())
+        return [named[name] for name in self.parameter_names]
+
+    @property
+    def num_parameters(self) -> int:
+        """P, the number of uncertain weights."""
+        return self.parameter_slices[-1].stop
+
+    @property
+    def num_parameter_tensors(self) -> int:
+        """L, the number of uncertain parameter tensors."""
+        return len(self.parameter_names)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the network, its outputs and its factors."""
+        return self._chosen()[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network lies."""
+        return self._chosen()[0].device
+
+    @property
+    def num_outputs(self) -> int:
+        """C, known after the first call."""
+        if self.output_shape is None:
+            raise RuntimeError("num_outputs is known once the network has seen inputs; call it first")
+        return self.output_shape.numel()
+
+    def weights(self) -> Tensor:
+        """θ*, flat (P,)."""
+        return torch.cat([p.detach().reshape(-1) for p in self._chosen()])
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> LinearizedNetwork:
+        """Move or convert the frozen copy, in place."""
+        self.network.to(device=device, dtype=dtype)
+        for p in self.network.parameters():
+            p.requires_grad_(False)
+        return self
+
+    def _prepare(self, x: Inputs) -> Inputs:
+        input_tensors(x)
+
+        def place(t: Tensor) -> Tensor:
+            t = t.to(self.device, self.dtype if t.is_floating_point() else None)
+            return t.clone() if t.is_inference() else t
+
+        return map_inputs(place, x)
+
+    def __call__(self, x: Inputs) -> Tensor:
+        """Outputs f(x; θ*), (N, C), with a graph only if `x` requires grad."""
+        differentiable = _differentiable(x)
+        with _plain_autograd(self.device, differentiable):
+            x = self._prepare(x)
+            with torch.set_grad_enabled(differentiable):
+                out = call_network(self.network, x)
+            self.output_shape = output_shape(out, num_rows(x))
+            flat: Tensor = out.reshape(num_rows(x), -1)
+            return flat
+
+    def factors(self, x: Inputs) -> tuple[Tensor, Factors]:
+        """Outputs (N, C) and Jacobian factors at `x`.
+
+        Computed in batches that keep to `memory_budget`. If `x` requires grad (and grad mode is on), both
+        carry a graph to `x`.
+        """
+        differentiable = _differentiable(x)
+        with _plain_autograd(self.device, differentiable):
+            x = self._prepare(x)
+            plan = self._plan(x)
+            self.output_shape = plan.output_shape
+            rows, step = num_rows(x), max(1, self.memory_budget // max(1, plan.bytes_per_row))
+            if rows == 0:
+                raise ValueError("x: has no rows; expected at least one")
+            pieces = [
+                linearise(plan, self, map_inputs(_slice(start, start + step), x), differentiable)
+                for start in range(0, rows, step)
+            ]
+            outputs = self(x) if differentiable else torch.cat([f for f, _ in pieces])
+            return outputs, Factors.cat([factors for _, factors in pieces])
+
+    def _plan(self, x: Inputs) -> Plan:
+        key = signature(x)
+        if key not in self._plans:
+            self._plans[key] = make_plan(self, x)
+        return self._plans[key]
+
+    @contextmanager
+    def watching(self, capture: Capture) -> Iterator[nn.Module]:
+        """The frozen network, with its uncertain parameters differentiable and `capture` active."""
+        chosen = self._chosen()
+        for p in chosen:
+            p.requires_grad_(True)
+        try:
+            with module_rules(self.network, capture), torch.enable_grad(), capture:
+                yield self.network
+        finally:
+            for p in chosen:
+                p.requires_grad_(False)
+
+
+def output_shape(out: Any, rows: int) -> torch.Size:
+    """Shape of one example's output, after checking that `out` is a tensor with the examples first."""
+    if not isinstance(out, Tensor):
+        raise TypeError(
+            f"net: its output is {type(out).__name__}; expected one tensor. Wrap the network in a module "
+            "that returns the tensor to be modelled"
+        )
+    if out.dim() == 0 or out.shape[0] != rows:
+        raise ValueError(
+            f"net: its output has shape {tuple(out.shape)} for {rows} rows; expected the examples first: "
+            f"({rows},), ({rows}, C) or ({rows}, ...)"
+        )
+    return out.shape[1:]
+
+
+def _differentiable(x: Inputs) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in input_tensors(x))
+
+
+def _slice(start: int, stop: int) -> Any:
+    return lambda t: t[start:stop]
+
+
+@contextmanager
+def _plain_autograd(device: torch.device, differentiable: bool) -> Iterator[None]:
+    """Outside inference mode and autocast, whatever the caller is in; attention that is twice differentiable."""
+    with ExitStack() as stack:
+        if differentiable:
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.autocast(device.type, enabled=False))
+        yield

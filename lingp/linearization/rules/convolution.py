@@ -1,0 +1,160 @@
+"""Convolutions: the linear rule on windows of the input, one position per output pixel.
+
+A transposed convolution is the adjoint: its positions are the input's pixels, and the windows are cut
+from the gradient of its output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lingp.linearization.rules.base import Dense, Operation, Outer, Piece, rule_for
+
+
+def windows(
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], counts: Sequence[int]
+) -> Tensor:
+    """Windows of `x` (B, channels, *space) as a view (B, channels, *counts, *kernel)."""
+    dims = len(kernel)
+    steps = x.stride()[-dims:]
+    strides = (
+        *x.stride()[:-dims],
+        *(s * j for s, j in zip(steps, stride, strict=True)),
+        *(s * d for s, d in zip(steps, dilation, strict=True)),
+    )
+    return x.as_strided((*x.shape[:-dims], *counts, *kernel), strides)
+
+
+def _pad(x: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
+    """Zero padding (or, where negative, cropping) of the trailing axes."""
+    widths = [w for pair in zip(reversed(before), reversed(after), strict=True) for w in pair]
+    return F.pad(x, widths) if any(widths) else x
+
+
+def _tuple(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * dims if len(values) == 1 else values
+
+
+def _grouped(a: Tensor, g: Tensor, out_first: bool) -> Tensor:
+    """Dense Jacobian (C, B, ...) of a grouped weight from a (B, S, G, I) and g (C, B, S, G, O)."""
+    equation = "bsgi,cbsgo->cbgoi" if out_first else "bsgi,cbsgo->cbgio"
+    return torch.einsum(equation, a, g).flatten(2, 3)  # (C, B, G·O, I) or (C, B, G·I, O)
+
+
+@rule_for(F.conv1d, F.conv2d, F.conv3d)
+class ConvolutionRule:
+    """h = W ⋆ a: a_s is the window of the padded input under output pixel s."""
+
+    def bind(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Operation | None:
+        dims = weight.dim() - 2
+        if input.dim() != dims + 2:
+            return None
+        parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        options = {
+            "stride": _tuple(stride, dims),
+            "padding": padding if isinstance(padding, str) else _tuple(padding, dims),
+            "dilation": _tuple(dilation, dims),
+            "groups": groups,
+        }
+        return Operation(input, parameters, options)
+
+    def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
+        weight = operation.parameters["weight"]
+        stride, dilation = operation.options["stride"], operation.options["dilation"]
+        padding, groups = operation.options["padding"], operation.options["groups"]
+        kernel = weight.shape[2:]
+        dims = len(kernel)
+        spans = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        if padding == "same":
+            before = [s // 2 for s in spans]
+            after = [s - s // 2 for s in spans]
+        elif padding == "valid":
+            before = after = [0] * dims
+        else:
+            before = after = list(padding)
+        x = _pad(x, before, after)
+        counts = g.shape[-dims:]
+        cut = windows(x, kernel, stride, dilation, counts)  # (B, I, *counts, *kernel)
+        cut = cut.movedim(1, 1 + dims).flatten(1, dims)  # (B, S, I, *kernel)
+        g = g.flatten(3).mT  # (C, B, S, O)
+        if groups == 1:
+            bias = "bias" if "bias" in operation.parameters else None
+            return {"weight": Outer(cut.flatten(2), g, bias=bias)}
+        a = cut.unflatten(2, (groups, -1)).flatten(3)  # (B, S, G, I/G·k)
+        jacobian = _grouped(a, g.unflatten(-1, (groups, -1)), out_first=True)
+        pieces: dict[str, Piece] = {"weight": Dense(jacobian.unflatten(-1, weight.shape[1:]))}
+        if "bias" in operation.parameters:
+            pieces["bias"] = Dense(g.sum(2))
+        return pieces
+
+
+@rule_for(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+class TransposedConvolutionRule:
+    """W is (I, O/groups, *kernel): ∂f/∂W = Σ_s a_s (window of g at s)ᵀ, s over input pixels."""
+
+    def bind(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+    ) -> Operation | None:
+        dims = weight.dim() - 2
+        if input.dim() != dims + 2:
+            return None
+        parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        options = {
+            "stride": _tuple(stride, dims),
+            "padding": _tuple(padding, dims),
+            "dilation": _tuple(dilation, dims),
+            "groups": groups,
+        }
+        return Operation(input, parameters, options)
+
+    def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
+        weight = operation.parameters["weight"]
+        stride, dilation = operation.options["stride"], operation.options["dilation"]
+        padding, groups = operation.options["padding"], operation.options["groups"]
+        kernel = weight.shape[2:]
+        dims = len(kernel)
+        counts = x.shape[-dims:]
+        # Input pixel p reaches output pixels p·stride + k·dilation − padding; pad g to hold them all.
+        need = [
+            (n - 1) * s + d * (k - 1) + 1
+            for n, s, d, k in zip(counts, stride, dilation, kernel, strict=True)
+        ]
+        after = [n - p - size for n, p, size in zip(need, padding, g.shape[-dims:], strict=True)]
+        padded = _pad(g.flatten(0, 1), padding, after)
+        cut = windows(padded, kernel, stride, dilation, counts)  # (C·B, O, *counts, *kernel)
+        cut = cut.movedim(1, 1 + dims).flatten(1, dims).unflatten(0, g.shape[:2])  # (C, B, S, O, *k)
+        a = x.flatten(2).mT  # (B, S, I)
+        pieces: dict[str, Piece] = {}
+        if groups == 1:
+            pieces["weight"] = Outer(a, cut.flatten(3), input_major=True)
+        else:
+            a = a.unflatten(-1, (groups, -1))
+            g_windows = cut.unflatten(3, (groups, -1)).flatten(4)
+            jacobian = _grouped(a, g_windows, out_first=False)
+            pieces["weight"] = Dense(jacobian.unflatten(-1, weight.shape[1:]))
+        if "bias" in operation.parameters:
+            pieces["bias"] = Dense(g.flatten(3).sum(-1))
+        return pieces

@@ -1,0 +1,85 @@
+"""Which weights are uncertain: parameter selection by name, pattern, predicate or list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Union
+
+from torch import nn
+
+ParameterSelection = Union[str, Callable[[str, nn.Parameter], bool], Iterable["str | nn.Parameter"]]
+
+
+def select_parameters(net: nn.Module, parameters: ParameterSelection = "all") -> dict[str, nn.Parameter]:
+    """Parameters of `net` by selection, in the network's own order; tied weights count once.
+
+    Parameters
+    ----------
+    net : the network.
+    parameters : one of
+
+        - ``"all"``: every parameter that requires grad;
+        - ``"last_layer"``: those of the last submodule that has any parameter requiring grad
+          (last in the order the submodules were registered);
+        - another string: a shell pattern on parameter names, such as ``"head.*"`` or ``"*.bias"``;
+        - a predicate ``(name, parameter) -> bool``;
+        - a list of names or of `Parameter` objects.
+
+    Returns
+    -------
+    dict from name to parameter.
+
+    Raises
+    ------
+    ValueError
+        If nothing is selected, or a listed name or parameter is not in the network.
+    TypeError
+        If `parameters` is none of the above.
+    """
+    named = dict(net.named_parameters())
+    if isinstance(parameters, str):
+        chosen = _by_string(net, named, parameters)
+    elif callable(parameters):
+        chosen = {name: p for name, p in named.items() if parameters(name, p)}
+    elif isinstance(parameters, Iterable):
+        chosen = _by_list(net, named, list(parameters))
+    else:
+        raise TypeError(
+            f"parameters: got {type(parameters).__name__}; expected 'all', 'last_layer', a name pattern, "
+            "a predicate (name, parameter) -> bool, or a list of names or parameters"
+        )
+    chosen = {name: p for name, p in chosen.items() if p.is_floating_point()}
+    if not chosen:
+        raise ValueError(
+            f"parameters={parameters!r} selects none of the network's {len(named)} parameters "
+            f"({', '.join(list(named)[:6]) or 'it has none'}...); 'all' takes those with requires_grad=True"
+        )
+    return chosen
+
+
+def _by_string(net: nn.Module, named: dict[str, nn.Parameter], text: str) -> dict[str, nn.Parameter]:
+    if text == "all":
+        return {name: p for name, p in named.items() if p.requires_grad}
+    if text == "last_layer":
+        last: set[int] = set()
+        for module in net.modules():
+            own = {id(p) for p in module.parameters(recurse=False) if p.requires_grad}
+            last = own or last
+        return {name: p for name, p in named.items() if id(p) in last and p.requires_grad}
+    return {name: p for name, p in named.items() if fnmatchcase(name, text)}
+
+
+def _by_list(
+    net: nn.Module, named: dict[str, nn.Parameter], wanted: list[str | nn.Parameter]
+) -> dict[str, nn.Parameter]:
+    aliases = dict(net.named_parameters(remove_duplicate=False))
+    ids = {id(p) for p in named.values()}
+    chosen: set[int] = set()
+    for item in wanted:
+        parameter = aliases.get(item) if isinstance(item, str) else item
+        if parameter is None or id(parameter) not in ids:
+            what = repr(item) if isinstance(item, str) else f"a parameter of shape {tuple(item.shape)}"
+            raise ValueError(f"parameters: {what} is not in the network; names are {list(named)[:12]}")
+        chosen.add(id(parameter))
+    return {name: p for name, p in named.items() if id(p) in chosen}

@@ -1,0 +1,17 @@
+"""Linear operators over layer factors."""
+
+from lingp.operators.contractions import diagonal_blocks, expand_variances, gram
+from lingp.operators.exact import as_exact
+from lingp.operators.ggn import GGNLinearOperator
+from lingp.operators.jacobian import JacobianLinearOperator
+from lingp.operators.ntk import NTKLinearOperator
+
+__all__ = [
+    "GGNLinearOperator",
+    "JacobianLinearOperator",
+    "NTKLinearOperator",
+    "as_exact",
+    "diagonal_blocks",
+    "expand_variances",
+    "gram",
+]
