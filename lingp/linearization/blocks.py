@@ -303,9 +303,10 @@ class LookupBlock:
         return (self.g * self.scale[..., None]).transpose(0, 1)
 
     def compressed(self, table_rows: Tensor) -> Tensor:
-        """Dense columns of the given sorted table rows that are used, (N, C, len(table_rows) · O)."""
-        place = torch.searchsorted(table_rows, self.index.contiguous())  # (N, S)
-        g = self.scaled_g()
+        """Dense columns of the given table rows (sorted), (N, C, len(table_rows) · O)."""
+        place = torch.searchsorted(table_rows, self.index.contiguous()).clamp(max=len(table_rows) - 1)
+        wanted = (table_rows[place] == self.index).to(self.g.dtype)  # (N, S)
+        g = self.scaled_g() * wanted[:, None, :, None]
         out = g.new_zeros(self.num_data, self.num_outputs, len(table_rows), self.fan_out)
         where = place[:, None, :, None].expand_as(g)
         return out.scatter_add(2, where, g).flatten(2)
