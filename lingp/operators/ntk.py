@@ -1,0 +1,204 @@
+"""The neural tangent kernel K = J Σ0 J'ᵀ (N·C x M·C) as a LinearOperator over layer factors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from linear_operator.operators import DenseLinearOperator, LinearOperator
+from linear_operator.utils.getitem import _equal_indices
+from linear_operator.utils.memoize import cached
+from torch import Tensor
+
+from lingp.linearization.factors import Factors
+from lingp.operators.contractions import diagonal_blocks, expand_variances, gram
+from lingp.operators.exact import CholeskySolved, ExactDenseLinearOperator
+from lingp.operators.indexing import (
+    fold_columns,
+    points_and_rows,
+    unfold_columns,
+    whole_points,
+)
+from lingp.operators.jacobian import JacobianLinearOperator
+from lingp.operators.repeated import Unbatched
+
+# Points per piece where single blocks J_n Σ0 J'_mᵀ are wanted: each piece forms piece² of them.
+_PAIRS = 16
+
+
+class NTKLinearOperator(Unbatched, CholeskySolved, LinearOperator):
+    """K = J diag(variances) J'ᵀ; row `n·C + c` is output `c` of point `n`.
+
+    Symmetric (J' = J) unless a second Jacobian is given. Products, the diagonal and its C x C
+    blocks never form the matrix. What needs a factorisation (solves, log determinants, roots,
+    samples) forms it and uses dense Cholesky at every size; see `lingp.operators.exact`.
+
+    Use `NTKLinearOperator.from_factors(factors, other, variances)`; the constructor is
+    linear_operator's.
+
+    Parameters
+    ----------
+    variances : (L,) tensor
+        Prior variance of each parameter tensor; gradients flow to it.
+    left : JacobianLinearOperator (N·C x P)
+    right : JacobianLinearOperator (M·C x P), optional
+    """
+
+    def __init__(
+        self,
+        variances: Tensor,
+        left: JacobianLinearOperator,
+        right: JacobianLinearOperator | None = None,
+    ) -> None:
+        super().__init__(variances, left, *(() if right is None else (right,)))
+        self.variances = variances
+        self.left = left
+        self.right = left if right is None else right
+        self.is_symmetric = right is None
+
+    @classmethod
+    def from_factors(
+        cls, factors: Factors, other: Factors | None = None, variances: Tensor | None = None
+    ) -> NTKLinearOperator:
+        """The kernel of layer factors with themselves or with others.
+
+        Parameters
+        ----------
+        factors : Factors
+            J (N·C x P).
+        other : Factors, optional
+            J' (M·C x P); the kernel is symmetric without it.
+        variances : (L,) tensor, optional
+            Prior variance of each parameter tensor; 1 by default.
+        """
+        if variances is None:
+            variances = torch.ones(len(factors.slices), dtype=factors.dtype, device=factors.device)
+        left = JacobianLinearOperator.from_factors(factors)
+        if other is None:
+            return cls(variances, left)
+        return cls(variances, left, JacobianLinearOperator.from_factors(other))
+
+    @property
+    def num_outputs(self) -> int:
+        """C."""
+        return self.left.num_outputs
+
+    def diagonal_blocks(self) -> Tensor:
+        """K(x_n, x'_n) for every n, (N, C, C), without the matrix."""
+        if self.is_symmetric:
+            return diagonal_blocks(self.left.factors, self.variances)
+        return paired_blocks(self.left.factors, self.right.factors, self.variances)
+
+    @cached
+    def to_dense(self) -> Tensor:
+        other = None if self.is_symmetric else self.right.factors
+        return gram(self.left.factors, other, self.variances)
+
+    def _size(self) -> torch.Size:
+        return torch.Size((self.left.shape[0], self.right.shape[0]))
+
+    def _diagonal(self) -> Tensor:
+        return self.diagonal_blocks().diagonal(dim1=-2, dim2=-1).flatten()
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        matrix, shape = fold_columns(rhs)
+        weights = self.right._t_matmul(matrix)  # (P, K)
+        weights = weights * expand_variances(self.left.factors, self.variances).unsqueeze(-1)
+        return unfold_columns(self.left._matmul(weights), shape)
+
+    def _t_matmul(self, rhs: Tensor) -> Tensor:
+        return self._transpose_nonbatch()._matmul(rhs)
+
+    def _transpose_nonbatch(self) -> NTKLinearOperator:
+        return (
+            self if self.is_symmetric else NTKLinearOperator(self.variances, self.right, self.left)
+        )
+
+    def _mul_constant(self, other: Tensor) -> LinearOperator:
+        if other.dim() or bool(other < 0):  # a negative multiple is no kernel: variances are >= 0
+            return super()._mul_constant(other)
+        return NTKLinearOperator(self.variances * other, *self._args[1:])
+
+    def _cholesky(self, upper: bool | None = False) -> LinearOperator:
+        if not self.is_symmetric:
+            raise RuntimeError(
+                f"K(x, x') of shape {tuple(self.shape)} between two sets of inputs has no Cholesky "
+                "factor; solve with K(x, x)"
+            )
+        return super()._cholesky(upper=upper)
+
+    def _symeig(self, eigenvectors: bool = False, return_evals_as_lazy: bool | None = False) -> Any:
+        if not self.is_symmetric:
+            raise RuntimeError(
+                f"K(x, x') of shape {tuple(self.shape)} between two sets of inputs has no "
+                "symmetric eigendecomposition; use svd"
+            )
+        return super()._symeig(eigenvectors=eigenvectors)
+
+    def _svd(self) -> tuple[LinearOperator, Tensor, LinearOperator]:
+        if self.is_symmetric:
+            return super()._svd()
+        u, s, vh = torch.linalg.svd(self.to_dense(), full_matrices=False)
+        return DenseLinearOperator(u), s, DenseLinearOperator(vh.mT)
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        left_points, rows = _points(row_index, self.left)
+        if self.is_symmetric and _equal_indices(row_index, col_index):
+            selected = NTKLinearOperator(self.variances, self.left.rows(left_points))
+            if rows is None:
+                return selected
+            return ExactDenseLinearOperator(selected.to_dense()[rows][:, rows])
+        right_points, cols = _points(col_index, self.right)
+        left, right = self.left.rows(left_points), self.right.rows(right_points)
+        selected = NTKLinearOperator(self.variances, left, right)
+        if rows is None and cols is None:
+            return selected
+        dense = selected.to_dense()
+        dense = dense if rows is None else dense[rows]
+        return DenseLinearOperator(dense if cols is None else dense[:, cols])
+
+    def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
+        flat_rows, flat_cols = row_index.reshape(-1), col_index.reshape(-1)
+        left_points, rows = points_and_rows(flat_rows, *_points_shape(self.left))
+        right_points, cols = points_and_rows(flat_cols, *_points_shape(self.right))
+        if len(left_points) * len(right_points) <= _PAIRS * len(rows):
+            left, right = self.left.factors.rows(left_points), self.right.factors.rows(right_points)
+            return gram(left, right, self.variances)[rows, cols].view(row_index.shape)
+        num_outputs = self.num_outputs
+        blocks = paired_blocks(
+            self.left.factors.rows(flat_rows // num_outputs),
+            self.right.factors.rows(flat_cols // num_outputs),
+            self.variances,
+        )
+        at = torch.arange(len(flat_rows), device=self.device)
+        return blocks[at, flat_rows % num_outputs, flat_cols % num_outputs].view(row_index.shape)
+
+
+def paired_blocks(left: Factors, right: Factors, variances: Tensor | None = None) -> Tensor:
+    """J_n Σ0 J'_nᵀ for every n, (N, C, C), where J and J' are at different points.
+
+    Both must have N points. N² of anything is never formed.
+    """
+    num_outputs = left.num_outputs
+    parts = []
+    for start in range(0, left.num_data, _PAIRS):
+        rows = slice(start, min(start + _PAIRS, left.num_data))
+        count = rows.stop - start
+        block = gram(left.rows(rows), right.rows(rows), variances)
+        block = block.view(count, num_outputs, count, num_outputs)
+        parts.append(block.diagonal(dim1=0, dim2=2).movedim(-1, 0))
+    if not parts:
+        return torch.zeros(0, num_outputs, num_outputs, dtype=left.dtype, device=left.device)
+    return torch.cat(parts)
+
+
+def _points(index: Any, jacobian: JacobianLinearOperator) -> tuple[slice | Tensor, Tensor | None]:
+    """Points behind a row index, and the rows to pick among theirs (None: all, in order)."""
+    points = whole_points(index, jacobian.num_data, jacobian.num_outputs)
+    return (
+        (points, None) if points is not None else points_and_rows(index, *_points_shape(jacobian))
+    )
+
+
+def _points_shape(jacobian: JacobianLinearOperator) -> tuple[int, int, torch.device]:
+    return jacobian.num_data, jacobian.num_outputs, jacobian.device
