@@ -1,5 +1,6 @@
 """Configuration of the Sphinx documentation."""
 
+import re
 from importlib.metadata import version as installed_version
 
 project = "lingp"
@@ -16,7 +17,7 @@ extensions = [
 ]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
-nitpicky = False
+default_role = "code"  # single backticks in docstrings
 
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
@@ -28,3 +29,15 @@ autodoc_typehints = "none"
 
 html_theme = "furo"
 html_title = "lingp"
+
+
+def escape_formulas(app, what, name, obj, options, lines):
+    """Let docstrings say J*, |x| and matmul_ without Sphinx taking them for markup."""
+    code_or_special = re.compile(r"(`+[^`]*`+)|([*|]|(?<=\w)_(?=\W|$))")
+    for number, line in enumerate(lines):
+        lines[number] = code_or_special.sub(lambda m: m[1] or "\\" + m[2], line)
+
+
+def setup(app):
+    # Before napoleon (priority 500), which writes markup of its own.
+    app.connect("autodoc-process-docstring", escape_formulas, priority=100)

@@ -101,6 +101,12 @@ def forecast(gp: lingp.LinearizedGP, X: Tensor, scale: Scaling) -> Forecast:
     )
 
 
+def hyperparameters(gp: lingp.LinearizedGP) -> str:
+    """What the marginal likelihood may change."""
+    precision, noise = gp.prior.precision.item(), gp.likelihood.noise.item()
+    return f"prior precision {precision:.3g}, noise variance {noise:.3g} (standardised)"
+
+
 class Stopwatch:
     """Seconds that the parts of a program take, by name."""
 
@@ -164,6 +170,7 @@ def main() -> None:
     with timed("fit"):
         gp.fit(X, y)
         evidence_before = gp.log_marginal_likelihood().item()
+    guess = hyperparameters(gp)
     with timed("tuning"):
         gp.optimize_hyperparameters()
         evidence_after = gp.log_marginal_likelihood().item()
@@ -184,10 +191,12 @@ def main() -> None:
     print(network_alone.table_row("network, tuned noise only (MAP)", y_test))
     print(ours.table_row('lingp, mean="network"', y_test))
     print(refit.table_row('lingp, mean="refit"', y_test))
+    print("(NLL: mean negative log likelihood in the units of the data; lower is better)")
     print()
-    print("Log marginal likelihood, by which prior and noise were chosen:")
-    print(f"  before {evidence_before:8.1f}   prior precision 1, noise {training_error:.2g}")
-    print(f"  after  {evidence_after:8.1f}")
+    print('Log marginal likelihood (mean="network"), by which prior and noise were chosen:')
+    print(f"  before {evidence_before:7.1f}   {guess}")
+    print(f"  after  {evidence_after:7.1f}   {hyperparameters(gp)}")
+    print(f"Inference: {gp.inference_choice}")
     print()
     print(f"Seconds: {timed}")
 

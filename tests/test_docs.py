@@ -1,10 +1,18 @@
 """What the README and the documentation show works: code runs, links lead somewhere."""
 
 import configparser
+import doctest
+import importlib
+import pkgutil
 import re
 from pathlib import Path
 
+import gpytorch
+import numpy as np
 import pytest
+import torch
+
+import lingp
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -73,3 +81,16 @@ def test_continuous_integration_runs_the_readme_test_command():
     ]
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert command in script.splitlines()
+
+
+MODULES = [
+    module.name for module in pkgutil.walk_packages(lingp.__path__, prefix=lingp.__name__ + ".")
+]
+
+
+@pytest.mark.parametrize("name", ["lingp", *MODULES])
+def test_examples_in_docstrings(name):
+    known = {"gpytorch": gpytorch, "lingp": lingp, "np": np, "torch": torch}
+    module = importlib.import_module(name)
+    failed, _ = doctest.testmod(module, extraglobs=known, optionflags=doctest.ELLIPSIS)
+    assert failed == 0
