@@ -46,21 +46,23 @@ def uses_of_call(
     for role, piece in pieces.items():
         if isinstance(piece, Outer):
             bias, bias_whole = slots.get(piece.bias or "", (None, None))
-            g = _fold(piece.g, num_data, 1)
+            g = _gradients(piece.g, num_data)
             if role in slots:
                 slot, whole = slots[role]
-                a = _fold(piece.a, num_data, 0)
-                yield Use(OuterBlock(a, _shared(g), slot, bias, piece.input_major), whole, bias_whole)
+                a = _fold(piece.a, num_data)
+                yield Use(
+                    OuterBlock(a, _shared(g), slot, bias, piece.input_major), whole, bias_whole
+                )
             elif bias is not None and bias_whole is not None:
                 yield Use(DenseBlock(g.sum(2), bias), bias_whole)
         elif role in slots:
             slot, whole = slots[role]
             if isinstance(piece, Dense):
-                jacobian = piece.jacobian.unflatten(1, (num_data, -1)).sum(2).flatten(2)
+                jacobian = _gradients(piece.jacobian.flatten(2), num_data, folded=False)
                 yield Use(DenseBlock(jacobian, slot), whole)
             else:
-                index, scale = (_fold(t, num_data, 0) for t in (piece.index, piece.scale))
-                yield Use(LookupBlock(index, scale, _fold(piece.g, num_data, 1), slot), whole)
+                index, scale = (_fold(t, num_data) for t in (piece.index, piece.scale))
+                yield Use(LookupBlock(index, scale, _gradients(piece.g, num_data), slot), whole)
 
 
 def merge(uses: Iterable[Use]) -> list[Block]:
@@ -68,7 +70,9 @@ def merge(uses: Iterable[Use]) -> list[Block]:
     by_parameter: dict[int, list[Use]] = defaultdict(list)
     for use in _detach_shared_biases(list(uses)):
         by_parameter[use.whole.parameter].append(use)
-    blocks = [b for parameter in sorted(by_parameter) for b in _merge_parameter(by_parameter[parameter])]
+    blocks = [
+        b for parameter in sorted(by_parameter) for b in _merge_parameter(by_parameter[parameter])
+    ]
     return [part for block in blocks for part in _smaller(block)]
 
 
@@ -84,7 +88,9 @@ def _detach_shared_biases(uses: list[Use]) -> list[Use]:
     def stays(use: Use) -> bool:
         assert use.bias_whole is not None
         mine = blocks[use.whole.parameter]
-        alone = len(partners[use.bias_whole.parameter]) == 1 and not blocks[use.bias_whole.parameter]
+        alone = (
+            len(partners[use.bias_whole.parameter]) == 1 and not blocks[use.bias_whole.parameter]
+        )
         return alone and (all(b.slots == mine[0].slots for b in mine) or _disjoint(mine))
 
     result = []
@@ -94,24 +100,31 @@ def _detach_shared_biases(uses: list[Use]) -> list[Use]:
             result.append(use)
             continue
         assert isinstance(block, OuterBlock) and block.bias is not None
-        bias = block.columns(block.bias).transpose(0, 1)
+        bias = block.columns(block.bias)
         result.append(Use(replace(block, bias=None), use.whole))
         result.append(Use(DenseBlock(bias, block.bias), use.bias_whole))
     return result
 
 
-def _fold(t: Tensor, num_data: int, dim: int) -> Tensor:
+def _fold(t: Tensor, num_data: int) -> Tensor:
     """(B, S, ...) with B = N·R to (N, R·S, ...)."""
-    if t.shape[dim] == num_data:
-        return t
-    return t.unflatten(dim, (num_data, -1)).flatten(dim + 1, dim + 2)
+    return t if len(t) == num_data else t.unflatten(0, (num_data, -1)).flatten(1, 2)
+
+
+def _gradients(g: Tensor, num_data: int, folded: bool = True) -> Tensor:
+    """(C, B, S, ...) with B = N·R to (N, C, R·S, ...), contiguous; or (C, B, p) to (N, C, p), summed over R."""
+    outputs = len(g)
+    if g.shape[1] == num_data:
+        return g.transpose(0, 1).contiguous()
+    g = g.unflatten(1, (num_data, -1)).transpose(0, 1)  # (N, C, R, S, ...)
+    return g.reshape(num_data, outputs, -1, *g.shape[4:]) if folded else g.sum(2)
 
 
 def _shared(g: Tensor) -> Tensor:
     """Keep one example's gradients if all are the same, as in the last layer of most networks."""
-    if g.shape[1] < 2 or g.requires_grad or not torch.equal(g[:, 0], g[:, -1]):
+    if len(g) < 2 or g.requires_grad or not torch.equal(g[0], g[-1]):
         return g
-    return g[:, :1] if bool((g == g[:, :1]).all()) else g
+    return g[:1].clone() if bool((g == g[:1]).all()) else g
 
 
 def _merge_parameter(uses: list[Use]) -> list[Block]:
@@ -127,19 +140,13 @@ def _merge_parameter(uses: list[Use]) -> list[Block]:
             return [first.with_tensors([torch.cat(index, 1), torch.cat(scale, 1), torch.cat(g, 2)])]
         outers = [b for b in blocks if isinstance(b, OuterBlock)]
         if all(b.input_major == outers[0].input_major for b in outers):
-            g_all = [b.g.expand(-1, b.num_data, -1, -1) for b in outers]
+            g_all = [b.every_g() for b in outers]
             return [first.with_tensors([torch.cat([b.a for b in outers], 1), torch.cat(g_all, 2)])]
     whole = uses[0].whole
-    total = torch.zeros(
-        first.num_outputs,
-        first.num_data,
-        whole.size,
-        dtype=first.tensors()[-1].dtype,
-        device=first.tensors()[-1].device,
-    )
+    total = first.tensors()[-1].new_zeros(first.num_data, first.num_outputs, whole.size)
     for block in blocks:
         slot = block.slots[0]
-        total[..., slot.start - whole.start : slot.stop - whole.start] += block.columns(slot).transpose(0, 1)
+        total[..., slot.start - whole.start : slot.stop - whole.start] += block.columns(slot)
     return [DenseBlock(total, whole)]
 
 
@@ -156,4 +163,4 @@ def _smaller(block: Block) -> list[Block]:
     outputs = block.num_outputs
     if outputs * fan_out * (fan_in + 1) >= positions * (fan_in + outputs * fan_out):
         return [block]
-    return [DenseBlock(block.columns(slot).transpose(0, 1).contiguous(), slot) for slot in block.slots]
+    return [DenseBlock(block.columns(slot), slot) for slot in block.slots]

@@ -2,15 +2,14 @@
 
 For a weight W with inputs a and pre-activation gradients g, example n, output c, position s,
 
-    J[(n, c), (o, i)] = Σ_s g[c, n, s, o] a[n, s, i]
+    J[(n, c), (o, i)] = Σ_s g[n, c, s, o] a[n, s, i]
 
 so a layer's columns are known from `a` and `g`, which are smaller than the columns themselves.
-Gradients are kept outputs-first, `C x N x ...`, the order in which reverse mode makes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -76,18 +75,18 @@ class Block(Protocol):
 
 @dataclass(frozen=True)
 class DenseBlock:
-    """Columns of one parameter tensor, written out: `jacobian` is (C, N, size)."""
+    """Columns of one parameter tensor, written out: `jacobian` is (N, C, size)."""
 
     jacobian: Tensor
     slot: Slot
 
     @property
     def num_data(self) -> int:
-        return self.jacobian.shape[1]
+        return self.jacobian.shape[0]
 
     @property
     def num_outputs(self) -> int:
-        return self.jacobian.shape[0]
+        return self.jacobian.shape[1]
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -100,21 +99,19 @@ class DenseBlock:
         return replace(self, jacobian=tensors[0])
 
     def rows(self, index: slice | Tensor) -> DenseBlock:
-        return replace(self, jacobian=self.jacobian[:, index])
+        return replace(self, jacobian=self.jacobian[index])
 
     def columns(self, slot: Slot) -> Tensor:
-        return self.jacobian.transpose(0, 1)
+        return self.jacobian
 
     def add_matmul_(self, out: Tensor, v: Tensor) -> None:
-        out += (self.jacobian @ v[self.slot.columns]).transpose(0, 1)
+        out += self.jacobian @ v[self.slot.columns]
 
     def add_t_matmul_(self, out: Tensor, u: Tensor) -> None:
-        jacobian = self.jacobian.reshape(-1, self.slot.size)  # (C N, p)
-        out[self.slot.columns] += jacobian.mT @ u.transpose(0, 1).reshape(-1, u.shape[-1])
+        out[self.slot.columns].addmm_(self.jacobian.flatten(0, 1).mT, u.flatten(0, 1))
 
     def diagonal_blocks(self, slot: Slot) -> Tensor:
-        rows = self.jacobian.transpose(0, 1)
-        return rows @ rows.mT
+        return self.jacobian @ self.jacobian.mT
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,7 @@ class OuterBlock:
     Parameters
     ----------
     a : (N, S, I) layer inputs, S positions.
-    g : (C, N, S, O) gradients of the outputs in the layer's pre-activations, or (C, 1, S, O) when they
+    g : (N, C, S, O) gradients of the outputs in the layer's pre-activations, or (1, C, S, O) when they
         are the same for every example (the last layer of most networks).
     weight : columns of the weight, ordered (O, I), or (I, O) when `input_major`.
     bias : columns of a bias of size O that the layer adds, if it has one.
@@ -142,7 +139,7 @@ class OuterBlock:
 
     @property
     def num_outputs(self) -> int:
-        return self.g.shape[0]
+        return self.g.shape[1]
 
     @property
     def num_positions(self) -> int:
@@ -159,7 +156,7 @@ class OuterBlock:
     @property
     def shared(self) -> bool:
         """Whether every example has the same `g`."""
-        return self.g.shape[1] == 1 and self.num_data > 1
+        return self.g.shape[0] == 1 and self.num_data > 1
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -172,62 +169,54 @@ class OuterBlock:
         return replace(self, a=tensors[0], g=tensors[1])
 
     def rows(self, index: slice | Tensor) -> OuterBlock:
-        return replace(self, a=self.a[index], g=self.g if self.shared else self.g[:, index])
+        return replace(self, a=self.a[index], g=self.g if self.shared else self.g[index])
+
+    def every_g(self) -> Tensor:
+        """`g` for every example, (N, C, S, O), as a view."""
+        return self.g.expand(self.num_data, -1, -1, -1)
 
     def weight_columns(self, outputs: slice = slice(None)) -> Tensor:
         """Dense columns of the weight rows `outputs`: (N, C, O, I), or (N, C, I, O) when `input_major`."""
-        g = self.g[..., outputs]
-        num_outputs, _, positions, fan_out = g.shape
-        g = g.expand(-1, self.num_data, -1, -1)
+        g = self.every_g()[..., outputs]  # (N, C, S, o)
         if self.input_major:
-            left = self.a.mT.unsqueeze(1)  # (N, 1, I, S)
-            return left @ g.transpose(0, 1)  # (N, C, I, O)
-        if positions == 1:
-            return g.permute(1, 0, 3, 2) * self.a.unsqueeze(1)  # (N, C, O, I)
-        left = g.permute(1, 0, 3, 2).reshape(self.num_data, num_outputs * fan_out, positions)
-        return (left @ self.a).view(self.num_data, num_outputs, fan_out, self.fan_in)
+            return self.a.mT.unsqueeze(1) @ g
+        if self.num_positions == 1:
+            return g.mT * self.a.unsqueeze(1)
+        left = g.mT.flatten(1, 2)  # (N, C o, S)
+        return (left @ self.a).view(self.num_data, self.num_outputs, -1, self.fan_in)
 
     def columns(self, slot: Slot) -> Tensor:
         if slot == self.weight:
             return self.weight_columns().flatten(2)
-        return self.g.sum(2).transpose(0, 1).expand(self.num_data, -1, -1)
+        return self.every_g().sum(2)
 
-    def _row_pieces(self, width: int) -> range:
-        step = max(1, _CACHE_SCALARS // max(1, self.num_positions * self.fan_out * width))
-        return range(0, self.num_data, max(step, min(self.num_data, 64)))
+    def _row_pieces(self, width: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Ranges of examples whose intermediate products stay in cache, with their `a` and `g`."""
+        per_row = max(1, self.num_positions * self.fan_out * width)
+        step = max(_CACHE_SCALARS // per_row, 64)
+        for start in range(0, self.num_data, step):
+            rows = slice(start, min(start + step, self.num_data))
+            yield rows, self.a[rows], self.every_g()[rows].flatten(2)
 
     def add_matmul_(self, out: Tensor, v: Tensor) -> None:
-        width = v.shape[1]
-        fan_in, fan_out, positions = self.fan_in, self.fan_out, self.num_positions
+        width, fan_in, fan_out = v.shape[1], self.fan_in, self.fan_out
         matrix = v[self.weight.columns]
         if self.input_major:
-            matrix = matrix.view(fan_in, fan_out * width)
+            matrix = matrix.reshape(fan_in, fan_out * width)
         else:
-            matrix = matrix.view(fan_out, fan_in, width).transpose(0, 1).reshape(fan_in, -1)
-        shift = None if self.bias is None else v[self.bias.columns]  # (O, K)
-        pieces = self._row_pieces(width)
-        for start in pieces:
-            rows = slice(start, start + pieces.step)
-            a = self.a[rows]
-            t = (a.reshape(-1, fan_in) @ matrix).view(len(a), positions, fan_out, width)
-            if shift is not None:
-                t += shift
-            g = self.g if self.shared else self.g[:, rows]
-            g = g.transpose(0, 1).reshape(g.shape[1], self.num_outputs, positions * fan_out)
-            out[rows] += g @ t.view(len(a), positions * fan_out, width)
+            matrix = matrix.reshape(fan_out, fan_in, width).transpose(0, 1).reshape(fan_in, -1)
+        shift = None if self.bias is None else v[self.bias.columns].reshape(-1)  # (O K,)
+        for rows, a, g in self._row_pieces(width):
+            a = a.reshape(-1, fan_in)
+            t = a @ matrix if shift is None else torch.addmm(shift, a, matrix)  # (n S, O K)
+            out[rows] += g @ t.view(len(g), -1, width)
 
     def add_t_matmul_(self, out: Tensor, u: Tensor) -> None:
-        width = u.shape[2]
-        fan_in, fan_out, positions = self.fan_in, self.fan_out, self.num_positions
+        width, fan_in, fan_out = u.shape[2], self.fan_in, self.fan_out
         total = out.new_zeros(fan_in, fan_out * width)
         shift = out.new_zeros(fan_out * width)
-        pieces = self._row_pieces(width)
-        for start in pieces:
-            rows = slice(start, start + pieces.step)
-            a = self.a[rows]
-            g = self.g if self.shared else self.g[:, rows]
-            g = g.permute(1, 2, 3, 0).reshape(g.shape[1], positions * fan_out, self.num_outputs)
-            z = (g @ u[rows]).view(len(a) * positions, fan_out * width)
+        for rows, a, g in self._row_pieces(width):
+            z = (g.mT @ u[rows]).view(-1, fan_out * width)  # (n S, O K)
             total.addmm_(a.reshape(-1, fan_in).mT, z)
             if self.bias is not None:
                 shift += z.sum(0)
@@ -242,7 +231,7 @@ class OuterBlock:
         if slot != self.weight:
             rows = self.columns(slot)
             return rows @ rows.mT
-        g = self.g.transpose(0, 1)  # (N, C, S, O)
+        g = self.g
         if self.num_positions == 1:
             g = g.squeeze(2)
             return self.a.square().sum(-1, keepdim=True) * (g @ g.mT)
@@ -251,7 +240,7 @@ class OuterBlock:
             # Σ_s' (a_s·a_s') g_s' first: S x S inner products per example, never the columns
             inner = (self.a @ self.a.mT).unsqueeze(1)  # (N, 1, S, S)
             mixed = (inner @ g).flatten(2)  # (N, C, S O)
-            return g.flatten(2).expand(self.num_data, -1, -1) @ mixed.mT
+            return g.flatten(2) @ mixed.mT
         rows = self.weight_columns().flatten(2)
         return rows @ rows.mT
 
@@ -264,7 +253,7 @@ class LookupBlock:
     ----------
     index : (N, S) rows read.
     scale : (N, S) factor on each row read (0 where nothing is read).
-    g : (C, N, S, O) gradients of the outputs in what was read.
+    g : (N, C, S, O) gradients of the outputs in what was read.
     """
 
     index: Tensor
@@ -278,7 +267,7 @@ class LookupBlock:
 
     @property
     def num_outputs(self) -> int:
-        return self.g.shape[0]
+        return self.g.shape[1]
 
     @property
     def fan_out(self) -> int:
@@ -296,15 +285,17 @@ class LookupBlock:
         return replace(self, index=index, scale=scale, g=g)
 
     def rows(self, index: slice | Tensor) -> LookupBlock:
-        return replace(self, index=self.index[index], scale=self.scale[index], g=self.g[:, index])
+        return replace(self, index=self.index[index], scale=self.scale[index], g=self.g[index])
 
     def scaled_g(self) -> Tensor:
         """g times scale, (N, C, S, O)."""
-        return (self.g * self.scale[..., None]).transpose(0, 1)
+        return self.g * self.scale[:, None, :, None]
 
     def compressed(self, table_rows: Tensor) -> Tensor:
         """Dense columns of the given table rows (sorted), (N, C, len(table_rows) · O)."""
-        place = torch.searchsorted(table_rows, self.index.contiguous()).clamp(max=len(table_rows) - 1)
+        place = torch.searchsorted(table_rows, self.index.contiguous()).clamp(
+            max=len(table_rows) - 1
+        )
         wanted = (table_rows[place] == self.index).to(self.g.dtype)  # (N, S)
         g = self.scaled_g() * wanted[:, None, :, None]
         out = g.new_zeros(self.num_data, self.num_outputs, len(table_rows), self.fan_out)

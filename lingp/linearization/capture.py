@@ -44,7 +44,9 @@ class Record:
     @property
     def care(self) -> Care:
         """What to copy next time, judged after the network has run."""
-        return Care(self.returned._version != 0, self.operation.input._version != self.input_version)
+        return Care(
+            self.returned._version != 0, self.operation.input._version != self.input_version
+        )
 
 
 def _flat(values: Iterable[Any]) -> Iterator[Any]:
@@ -167,7 +169,9 @@ class Capture(TorchFunctionMode):
         if not outs:
             return
         used = {self._name(t) for t in _flat((*args, *kwargs.values()))}
-        self.foreign |= {name for name in used if name and not any(self._name(t) == name for t in outs)}
+        self.foreign |= {
+            name for name in used if name and not any(self._name(t) == name for t in outs)
+        }
 
 
 @contextmanager

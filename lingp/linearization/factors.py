@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lingp.linearization.blocks import Block, DenseBlock, OuterBlock
+from lingp.linearization.blocks import Block, OuterBlock
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,11 @@ class Factors:
         changed = next(t for block in blocks for t in block.tensors() if t.is_floating_point())
         num_data = blocks[0].num_data
         return replace(
-            self, blocks=tuple(blocks), num_data=num_data, dtype=changed.dtype, device=changed.device
+            self,
+            blocks=tuple(blocks),
+            num_data=num_data,
+            dtype=changed.dtype,
+            device=changed.device,
         )
 
     def to(
@@ -86,13 +90,19 @@ class Factors:
         """Stack the rows of several batches of the same network."""
         if len(parts) == 1:
             return parts[0]
-        blocks = tuple(_cat_blocks(blocks) for blocks in zip(*(p.blocks for p in parts), strict=True))
+        blocks = tuple(
+            _cat_blocks(blocks) for blocks in zip(*(p.blocks for p in parts), strict=True)
+        )
         return replace(parts[0], blocks=blocks, num_data=sum(p.num_data for p in parts))
 
     def jacobian(self) -> Tensor:
         """The dense Jacobian, (N, C, P)."""
         out = torch.zeros(
-            self.num_data, self.num_outputs, self.num_parameters, dtype=self.dtype, device=self.device
+            self.num_data,
+            self.num_outputs,
+            self.num_parameters,
+            dtype=self.dtype,
+            device=self.device,
         )
         for block in self.blocks:
             for slot in block.slots:
@@ -117,14 +127,12 @@ class Factors:
 
 def _cat_blocks(blocks: Sequence[Block]) -> Block:
     first = blocks[0]
-    if isinstance(first, DenseBlock):
-        return first.with_tensors([torch.cat([b.tensors()[0] for b in blocks], 1)])
     if isinstance(first, OuterBlock):
-        a = torch.cat([b.tensors()[0] for b in blocks])
-        g_all = [b.tensors()[1] for b in blocks]
-        if all(g.shape[1] == 1 and torch.equal(g, g_all[0]) for g in g_all):
-            return first.with_tensors([a, g_all[0]])
-        g = torch.cat([g.expand(-1, b.num_data, -1, -1) for g, b in zip(g_all, blocks, strict=True)], 1)
-        return first.with_tensors([a, g])
-    index, scale, g_all = (list(ts) for ts in zip(*(b.tensors() for b in blocks), strict=True))
-    return first.with_tensors([torch.cat(index), torch.cat(scale), torch.cat(g_all, 1)])
+        outers = [b for b in blocks if isinstance(b, OuterBlock)]
+        a = torch.cat([b.a for b in outers])
+        if all(len(b.g) == 1 and torch.equal(b.g, outers[0].g) for b in outers):
+            return first.with_tensors([a, outers[0].g])
+        return first.with_tensors([a, torch.cat([b.every_g() for b in outers])])
+    return first.with_tensors(
+        [torch.cat(ts) for ts in zip(*(b.tensors() for b in blocks), strict=True)]
+    )

@@ -22,7 +22,7 @@ _UNMAPPABLE = (RuntimeError, NotImplementedError, TypeError, ValueError)
 
 @dataclass
 class Fallback:
-    """Jacobians of the parameters `names`, (C, N, size) each.
+    """Jacobians of the parameters `names`, (N, C, size) each.
 
     Attributes
     ----------
@@ -42,7 +42,9 @@ class Fallback:
             else:
                 self.mapped = True
                 return jacobians
-        return self._mapped(network, x) if self.mapped else self._one_by_one(network, x, create_graph)
+        return (
+            self._mapped(network, x) if self.mapped else self._one_by_one(network, x, create_graph)
+        )
 
     def _mapped(self, network: nn.Module, x: Inputs) -> dict[str, Tensor]:
         every = dict(network.named_parameters())
@@ -59,7 +61,7 @@ class Fallback:
             # An operation without a batching rule is mapped by a loop inside torch: slow, and exact.
             warnings.filterwarnings("ignore", message="There is a performance drop")
             jacobians = vmap(jacrev(outputs), in_dims=(None, 0))(chosen, x)
-        return {name: j.flatten(2).transpose(0, 1) for name, j in jacobians.items()}
+        return {name: j.flatten(2) for name, j in jacobians.items()}
 
     def _one_by_one(self, network: nn.Module, x: Inputs, create_graph: bool) -> dict[str, Tensor]:
         every = dict(network.named_parameters())
@@ -74,10 +76,12 @@ class Fallback:
                     )
                     for f in out
                 ]
-            for p, grads, parameter in zip(rows, zip(*per_output, strict=True), chosen, strict=True):
+            for p, grads, parameter in zip(
+                rows, zip(*per_output, strict=True), chosen, strict=True
+            ):
                 filled = [torch.zeros_like(parameter) if g is None else g for g in grads]
                 p.append(torch.stack(filled).flatten(1))  # (C, size)
-        return {name: torch.stack(p, 1) for name, p in zip(self.names, rows, strict=True)}
+        return {name: torch.stack(p) for name, p in zip(self.names, rows, strict=True)}
 
 
 def _row(n: int) -> Callable[[Tensor], Tensor]:

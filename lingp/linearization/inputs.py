@@ -43,13 +43,21 @@ def num_rows(x: Inputs) -> int:
     """Number of examples N, the same for every tensor of the input."""
     sizes = {t.shape[0] for t in input_tensors(x)}
     if len(sizes) != 1:
-        raise ValueError(f"x: its tensors have {sorted(sizes)} rows; expected the same number in each")
+        raise ValueError(
+            f"x: its tensors have {sorted(sizes)} rows; expected the same number in each"
+        )
     return sizes.pop()
 
 
 def signature(x: Inputs) -> tuple[Any, ...]:
     """What decides how a network runs on `x`, apart from the number of rows and the values."""
-    keys = tuple(x) if isinstance(x, Mapping) else type(x).__name__ if not isinstance(x, Tensor) else ""
+    keys = (
+        tuple(x)
+        if isinstance(x, Mapping)
+        else type(x).__name__
+        if not isinstance(x, Tensor)
+        else ""
+    )
     return (keys, *((tuple(t.shape[1:]), t.dtype) for t in input_tensors(x)))
 
 

@@ -66,4 +66,6 @@ def _close(a: Tensor, b: Tensor) -> bool:
     if not a.is_floating_point():
         return torch.equal(a, b)
     tolerance = torch.finfo(a.dtype).eps ** 0.5
-    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * float(a.abs().max().clamp(min=1e-30)))
+    return torch.allclose(
+        a, b, rtol=tolerance, atol=tolerance * float(a.abs().max().clamp(min=1e-30))
+    )

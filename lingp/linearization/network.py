@@ -13,7 +13,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lingp.linearization.capture import Capture, module_rules
 from lingp.linearization.factors import Factors
-from lingp.linearization.inputs import Inputs, call_network, input_tensors, map_inputs, num_rows, signature
+from lingp.linearization.inputs import (
+    Inputs,
+    call_network,
+    input_tensors,
+    map_inputs,
+    num_rows,
+    signature,
+)
 from lingp.linearization.plan import Plan, linearise, make_plan
 from lingp.linearization.selection import ParameterSelection, select_parameters
 
@@ -25,7 +32,9 @@ def frozen_copy(net: nn.Module) -> nn.Module:
     net = getattr(net, "_orig_mod", net)  # a compiled module hides its operations
     net = net.module if isinstance(net, nn.DataParallel) else net
     memo: dict[int, Any] = {}
-    for module in net.modules():  # deepcopy refuses tensors with a graph, as weight_norm leaves behind
+    for (
+        module
+    ) in net.modules():  # deepcopy refuses tensors with a graph, as weight_norm leaves behind
         for value in vars(module).values():
             if isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
@@ -73,7 +82,9 @@ class LinearizedNetwork:
         if not isinstance(net, nn.Module):
             raise TypeError(f"net: got {type(net).__name__}; expected a torch.nn.Module")
         if memory_budget is not None and memory_budget <= 0:
-            raise ValueError(f"memory_budget: got {memory_budget}; expected a positive number of bytes")
+            raise ValueError(
+                f"memory_budget: got {memory_budget}; expected a positive number of bytes"
+            )
         self.parameter_names = list(select_parameters(net, parameters))
         self.network = frozen_copy(net)
         self.memory_budget = memory_budget or _DEFAULT_MEMORY
@@ -85,7 +96,10 @@ class LinearizedNetwork:
         self.output_shape: torch.Size | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plans": {}}  # plans name functions that do not pickle; they are remade
+        return {
+            **self.__dict__,
+            "_plans": {},
+        }  # plans name functions that do not pickle; they are remade
 
     def _chosen(self) -> list[nn.Parameter]:
         named = dict(self.network.named_parameters())
@@ -115,7 +129,9 @@ class LinearizedNetwork:
     def num_outputs(self) -> int:
         """C, known after the first call."""
         if self.output_shape is None:
-            raise RuntimeError("num_outputs is known once the network has seen inputs; call it first")
+            raise RuntimeError(
+                "num_outputs is known once the network has seen inputs; call it first"
+            )
         return self.output_shape.numel()
 
     def weights(self) -> Tensor:

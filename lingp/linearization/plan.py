@@ -23,7 +23,14 @@ from lingp.linearization.blocks import DenseBlock, Slot
 from lingp.linearization.capture import Capture, Care, Record
 from lingp.linearization.factors import Factors
 from lingp.linearization.fallback import Fallback
-from lingp.linearization.inputs import Inputs, call_network, input_tensors, map_inputs, num_rows, probe_rows
+from lingp.linearization.inputs import (
+    Inputs,
+    call_network,
+    input_tensors,
+    map_inputs,
+    num_rows,
+    probe_rows,
+)
 from lingp.linearization.layout import Layout, find_layout
 
 if TYPE_CHECKING:
@@ -84,7 +91,10 @@ def _probe_network(lin: LinearizedNetwork, x: Inputs) -> tuple[LinearizedNetwork
     try:
         double = copy.deepcopy(lin).to(dtype=torch.float64)
         with torch.no_grad():
-            call_network(double.network, map_inputs(lambda t: t[:1].double() if t.is_floating_point() else t[:1], x))
+            call_network(
+                double.network,
+                map_inputs(lambda t: t[:1].double() if t.is_floating_point() else t[:1], x),
+            )
     except (RuntimeError, TypeError):
         return lin, lin.dtype
     return double, torch.float64
@@ -109,7 +119,9 @@ def _make_plan(lin: LinearizedNetwork, probe: LinearizedNetwork, rows: Inputs, x
     for a, b in zip(small.records, large.records, strict=True) if same else ():
         x_layout = find_layout(a.operation.input, b.operation.input, _PROBE_SIZES)
         h_layout = find_layout(a.h.detach(), b.h.detach(), _PROBE_SIZES)
-        if not b.operation.any_axis and any(lay is not None and lay.dim != 0 for lay in (x_layout, h_layout)):
+        if not b.operation.any_axis and any(
+            lay is not None and lay.dim != 0 for lay in (x_layout, h_layout)
+        ):
             x_layout = None
         calls.append(Call(b.kind, tuple(b.names.values()), b.care, x_layout, h_layout))
 
@@ -137,7 +149,9 @@ def _tolerance(dtype: torch.dtype) -> float:
 
 def _check_rows(alone: Tensor, together: Tensor) -> None:
     scale = float(together.detach().abs().max().clamp(min=1e-30))
-    if not torch.allclose(alone, together, rtol=0, atol=_tolerance(alone.dtype) * scale, equal_nan=True):
+    if not torch.allclose(
+        alone, together, rtol=0, atol=_tolerance(alone.dtype) * scale, equal_nan=True
+    ):
         raise ValueError(
             "net: the output of a row depends on which other rows are in the batch (or is random), so the "
             "network has no Jacobian per example. In eval mode this comes from BatchNorm without running "
@@ -168,7 +182,11 @@ def _verified(plan: Plan, probe: LinearizedNetwork, rows: Inputs) -> Plan:
 
     used = {name for name, grad in truth.items() if grad is not None}
     disagree = wrong(plan) & plan.structured
-    names = [n for n in probe.parameter_names if n in used and (n not in plan.structured or n in disagree)]
+    names = [
+        n
+        for n in probe.parameter_names
+        if n in used and (n not in plan.structured or n in disagree)
+    ]
     if disagree:
         warnings.warn(
             f"the layer factors of {sorted(disagree)} disagree with autograd; their Jacobians are computed "
@@ -189,7 +207,9 @@ def _verified(plan: Plan, probe: LinearizedNetwork, rows: Inputs) -> Plan:
     return plan
 
 
-def _autograd_product(probe: LinearizedNetwork, rows: Inputs) -> tuple[dict[str, Tensor | None], Tensor]:
+def _autograd_product(
+    probe: LinearizedNetwork, rows: Inputs
+) -> tuple[dict[str, Tensor | None], Tensor]:
     """Jᵀv by one ordinary backward pass, for a random v (N, C)."""
     selected = _selected(probe)
     with probe.watching(Capture({})) as network:
@@ -206,7 +226,10 @@ def _autograd_product(probe: LinearizedNetwork, rows: Inputs) -> tuple[dict[str,
 def _bytes_per_row(plan: Plan, lin: LinearizedNetwork, capture: Capture, rows: int) -> int:
     """Activations, and gradients for every output, that one example keeps alive."""
     outputs = plan.output_shape.numel()
-    scalars = sum(r.h.numel() // rows * (2 + 2 * outputs) + r.operation.input.numel() // rows for r in capture.records)
+    scalars = sum(
+        r.h.numel() // rows * (2 + 2 * outputs) + r.operation.input.numel() // rows
+        for r in capture.records
+    )
     fallback = set(plan.fallback.names) if plan.fallback else set()
     sizes = zip(lin.parameter_names, lin.parameter_shapes, strict=True)
     scalars += sum(2 * outputs * shape.numel() for name, shape in sizes if name in fallback)
@@ -228,7 +251,9 @@ def linearise(
     rows = num_rows(x)
     with lin.watching(capture) as network:
         f = call_network(network, x).reshape(rows, -1)
-        if plan.structured and [_identity(r) for r in capture.records] != [(c.kind, c.names) for c in plan.calls]:
+        if plan.structured and [_identity(r) for r in capture.records] != [
+            (c.kind, c.names) for c in plan.calls
+        ]:
             raise RuntimeError(
                 "net: it ran other operations on these inputs than on the first ones it saw, so it branches "
                 "on its inputs' values; wrap the branch in torch.where, or exclude its parameters"
@@ -246,7 +271,9 @@ def linearise(
         for i, record, g in zip(live, records, gradients, strict=True):
             uses.extend(_uses(plan, plan.calls[i], record, g, rows, wholes, parameters))
         if plan.fallback is not None:
-            for name, jacobian in _fallback_jacobians(plan.fallback, lin, x, differentiable).items():
+            for name, jacobian in _fallback_jacobians(
+                plan.fallback, lin, x, differentiable
+            ).items():
                 uses.append(Use(DenseBlock(jacobian, wholes[name]), wholes[name]))
         blocks = merge(uses)
     slices = tuple(lin.parameter_slices)
@@ -287,11 +314,19 @@ def batched_gradients(f: Tensor, hs: Sequence[Tensor], create_graph: bool) -> li
     basis = torch.eye(outputs, dtype=f.dtype, device=f.device).unsqueeze(1).expand(-1, rows, -1)
     try:
         grads = torch.autograd.grad(
-            f, hs, basis, create_graph=create_graph, retain_graph=True, allow_unused=True, is_grads_batched=True
+            f,
+            hs,
+            basis,
+            create_graph=create_graph,
+            retain_graph=True,
+            allow_unused=True,
+            is_grads_batched=True,
         )
     except RuntimeError:  # an operation that cannot be mapped: one output at a time
         singles = [
-            torch.autograd.grad(f, hs, b, create_graph=create_graph, retain_graph=True, allow_unused=True)
+            torch.autograd.grad(
+                f, hs, b, create_graph=create_graph, retain_graph=True, allow_unused=True
+            )
             for b in basis
         ]
         return [

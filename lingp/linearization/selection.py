@@ -11,7 +11,9 @@ from torch import nn
 ParameterSelection = Union[str, Callable[[str, nn.Parameter], bool], Iterable["str | nn.Parameter"]]
 
 
-def select_parameters(net: nn.Module, parameters: ParameterSelection = "all") -> dict[str, nn.Parameter]:
+def select_parameters(
+    net: nn.Module, parameters: ParameterSelection = "all"
+) -> dict[str, nn.Parameter]:
     """Parameters of `net` by selection, in the network's own order; tied weights count once.
 
     Parameters
@@ -58,7 +60,9 @@ def select_parameters(net: nn.Module, parameters: ParameterSelection = "all") ->
     return chosen
 
 
-def _by_string(net: nn.Module, named: dict[str, nn.Parameter], text: str) -> dict[str, nn.Parameter]:
+def _by_string(
+    net: nn.Module, named: dict[str, nn.Parameter], text: str
+) -> dict[str, nn.Parameter]:
     if text == "all":
         return {name: p for name, p in named.items() if p.requires_grad}
     if text == "last_layer":
@@ -79,7 +83,11 @@ def _by_list(
     for item in wanted:
         parameter = aliases.get(item) if isinstance(item, str) else item
         if parameter is None or id(parameter) not in ids:
-            what = repr(item) if isinstance(item, str) else f"a parameter of shape {tuple(item.shape)}"
-            raise ValueError(f"parameters: {what} is not in the network; names are {list(named)[:12]}")
+            what = (
+                repr(item) if isinstance(item, str) else f"a parameter of shape {tuple(item.shape)}"
+            )
+            raise ValueError(
+                f"parameters: {what} is not in the network; names are {list(named)[:12]}"
+            )
         chosen.add(id(parameter))
     return {name: p for name, p in named.items() if id(p) in chosen}

@@ -71,7 +71,9 @@ def gram(factors: Factors, other: Factors | None = None, variances: Tensor | Non
 
 
 def _check(factors: Factors, other: Factors | None, variances: Tensor | None) -> None:
-    if other is not None and (other.slices != factors.slices or other.num_outputs != factors.num_outputs):
+    if other is not None and (
+        other.slices != factors.slices or other.num_outputs != factors.num_outputs
+    ):
         raise ValueError(
             f"other: factors of {other.num_outputs} outputs and {other.num_parameters} weights; expected "
             f"the same network as `factors`, {factors.num_outputs} and {factors.num_parameters}"
@@ -167,8 +169,7 @@ def _contract(here: Factors, there: Factors | None, variances: Tensor) -> Tensor
     rows, columns = here.shape[0], other.shape[0]
     kernel = torch.empty(rows, columns, dtype=here.dtype, device=here.device)
     for i, j in _tiles(here, other, symmetric):
-        tile = _hadamard_tile(methods.hadamard, i, j, variances, here.num_outputs)
-        _tile_of(kernel, i, j, here.num_outputs).copy_(tile.permute(1, 0, 3, 2))
+        _fill_tile_(_tile_of(kernel, i, j, here.num_outputs), methods.hadamard, i, j, variances)
     for a, b in methods.mixed:
         _add_mixed_(kernel, a, b, variances, symmetric)
     for left, right in _panels(methods.columns, here, other, variances):
@@ -188,30 +189,39 @@ def _tiles(here: Factors, other: Factors, symmetric: bool) -> Iterator[tuple[sli
 
 
 def _tile_of(kernel: Tensor, i: slice, j: slice, outputs: int) -> Tensor:
-    """A tile of the kernel as (n, C, m, C)."""
-    view = kernel.view(kernel.shape[0] // outputs, outputs, kernel.shape[1] // outputs, outputs)
-    return view[i, :, j, :]
+    """A tile of the kernel as a view (n, C, m C)."""
+    view = kernel.view(kernel.shape[0] // outputs, outputs, kernel.shape[1])
+    return view[i, :, j.start * outputs : j.stop * outputs]
 
 
-def _hadamard_tile(
-    pairs: Sequence[tuple[OuterBlock, OuterBlock]], i: slice, j: slice, variances: Tensor, outputs: int
-) -> Tensor:
-    """Σ_l (σ_w² A Aᵀ + σ_b²) ∘ (G Gᵀ) over one tile, outputs first: (C, n, C, m)."""
-    n, m = i.stop - i.start, j.stop - j.start
-    tile = torch.zeros(outputs, n, outputs, m, dtype=variances.dtype, device=variances.device)
-    buffer = torch.empty(outputs * n, outputs * m, dtype=variances.dtype, device=variances.device)
+def _fill_tile_(
+    tile: Tensor,
+    pairs: Sequence[tuple[OuterBlock, OuterBlock]],
+    i: slice,
+    j: slice,
+    variances: Tensor,
+) -> None:
+    """Write Σ_l (σ_w² A Aᵀ + σ_b²) ∘ (G Gᵀ) into one tile."""
+    n, outputs, columns = tile.shape
+    buffer = torch.empty(n * outputs, columns, dtype=tile.dtype, device=tile.device)
+    tile.zero_()
     for a, b in pairs:
         inner = _input_gram(a, b, i, j, variances)  # (n, m)
         if a.shared and b.shared:
-            outer = a.g[:, 0, 0] @ b.g[:, 0, 0].T  # (C, C)
-            if torch.equal(outer, torch.diag(outer.diagonal())):
-                tile.diagonal(dim1=0, dim2=2).add_(inner.unsqueeze(-1) * outer.diagonal())
-            else:
-                tile.add_(outer[:, None, :, None] * inner[None, :, None, :])
+            _add_shared_(tile.unflatten(2, (-1, outputs)), inner, a.g[0, :, 0] @ b.g[0, :, 0].T)
             continue
         torch.mm(_g_rows(a, i), _g_rows(b, j).T, out=buffer)
-        tile.addcmul_(buffer.view(outputs, n, outputs, m), inner[None, :, None, :])
-    return tile
+        if outputs > 1:  # repeat along the outputs once, so that the sum below runs over whole rows
+            inner = inner.unsqueeze(2).expand(-1, -1, outputs).reshape(n, columns)
+        tile.addcmul_(buffer.view(tile.shape), inner.unsqueeze(1))
+
+
+def _add_shared_(tile: Tensor, inner: Tensor, outer: Tensor) -> None:
+    """`tile += inner ⊗ outer`, tile (n, C, m, C); the last layer's `outer` is usually the identity."""
+    if torch.equal(outer, torch.diag(outer.diagonal())):
+        tile.diagonal(dim1=1, dim2=3).add_(inner.unsqueeze(-1) * outer.diagonal())
+    else:
+        tile.addcmul_(outer[None, :, None, :], inner[:, None, :, None])
 
 
 def _input_gram(a: OuterBlock, b: OuterBlock, i: slice, j: slice, variances: Tensor) -> Tensor:
@@ -220,9 +230,8 @@ def _input_gram(a: OuterBlock, b: OuterBlock, i: slice, j: slice, variances: Ten
 
 
 def _g_rows(block: OuterBlock, rows: slice) -> Tensor:
-    """Gradients of a range of examples, outputs-major: (C·n, O)."""
-    g = block.g.expand(-1, block.num_data, -1, -1)[:, rows, 0]
-    return g.reshape(-1, block.fan_out)
+    """Gradients of a range of examples, data-major: (n·C, O)."""
+    return block.every_g()[rows, :, 0].flatten(0, 1)
 
 
 def _add_product_(kernel: Tensor, left: Tensor, right: Tensor, symmetric: bool) -> None:
@@ -330,7 +339,7 @@ def _weight_makers(block: OuterBlock, width: int) -> Iterator[tuple[Slot, _Maker
 
 def _dense_columns(block: Block, part: slice) -> Tensor:
     assert isinstance(block, DenseBlock)
-    return block.jacobian[..., part].transpose(0, 1).flatten(0, 1)
+    return block.jacobian[..., part].flatten(0, 1)
 
 
 def _lookup_columns(block: Block, rows: Tensor) -> Tensor:
@@ -341,12 +350,14 @@ def _lookup_columns(block: Block, rows: Tensor) -> Tensor:
 # Mixed ----------------------------------------------------------------------------------------------
 
 
-def _add_mixed_(kernel: Tensor, a: OuterBlock, b: OuterBlock, variances: Tensor, symmetric: bool) -> None:
+def _add_mixed_(
+    kernel: Tensor, a: OuterBlock, b: OuterBlock, variances: Tensor, symmetric: bool
+) -> None:
     """Contract the right-hand g with the positions' inner products, then with the left-hand g."""
     outputs, fan_out = a.num_outputs, a.fan_out
     s, t = a.num_positions, b.num_positions
-    g_right = b.g.expand(-1, b.num_data, -1, -1).permute(1, 2, 0, 3).reshape(b.num_data, t, -1)  # (M, T, C O)
-    g_left = a.g.expand(-1, a.num_data, -1, -1).transpose(0, 1).reshape(a.num_data, outputs, s * fan_out)
+    g_right = b.every_g().transpose(1, 2).flatten(2)  # (M, T, C O)
+    g_left = a.every_g().flatten(2)  # (N, C, S O)
     for n in range(a.num_data):
         stop = n + 1 if symmetric else b.num_data
         inner = torch.einsum("si,mti->mst", a.a[n], b.a[:stop]).mul_(variances[a.weight.parameter])
@@ -371,7 +382,7 @@ def _contract_differentiably(here: Factors, there: Factors | None, variances: Te
         inner = variances[a.weight.parameter] * (a.a[:, 0] @ b.a[:, 0].T)
         if a.bias is not None:
             inner = inner + variances[a.bias.parameter]
-        outer = torch.einsum("cno,dmo->ncmd", *(x.g.expand(-1, x.num_data, -1, -1)[:, :, 0] for x in (a, b)))
+        outer = torch.einsum("nco,mdo->ncmd", a.every_g()[:, :, 0], b.every_g()[:, :, 0])
         kernel = kernel + inner[:, None, :, None] * outer
     flat = kernel.reshape(here.shape[0], other.shape[0])
     for a, b in [*methods.mixed, *methods.columns]:
@@ -381,21 +392,24 @@ def _contract_differentiably(here: Factors, there: Factors | None, variances: Te
     return flat
 
 
-def _variance_gradient(here: Factors, there: Factors | None, variances: Tensor, grad: Tensor) -> Tensor:
+def _variance_gradient(
+    here: Factors, there: Factors | None, variances: Tensor, grad: Tensor
+) -> Tensor:
     """⟨grad, J_l J'_lᵀ⟩ for every parameter tensor l."""
     symmetric = there is None
     other = here if there is None else there
     methods = _sort(here, other)
     outputs = here.num_outputs
+    grad = grad.contiguous()
     result = torch.zeros_like(variances)
     for i, j in _tiles(here, other, symmetric):
-        weight = _tile_of(grad, i, j, outputs)
+        weight = _tile_of(grad, i, j, outputs).unflatten(2, (-1, outputs))  # (n, C, m, C)
         if symmetric and i != j:
-            weight = weight + _tile_of(grad, j, i, outputs).permute(2, 3, 0, 1)
-        weight = weight.permute(1, 0, 3, 2)  # (C, n, C, m)
+            mirrored = _tile_of(grad, j, i, outputs).unflatten(2, (-1, outputs))
+            weight = weight + mirrored.permute(2, 3, 0, 1)
         for a, b in methods.hadamard:
             outer = (_g_rows(a, i) @ _g_rows(b, j).T).view(weight.shape)
-            local = (outer * weight).sum((0, 2))  # (n, m)
+            local = (outer * weight).sum((1, 3))  # (n, m)
             result[a.weight.parameter] += (local * (a.a[i, 0] @ b.a[j, 0].T)).sum()
             if a.bias is not None:
                 result[a.bias.parameter] += local.sum()

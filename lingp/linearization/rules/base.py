@@ -90,5 +90,3 @@ def rule_for(*functions: Callable[..., Any]) -> Callable[[type[Rule]], type[Rule
         return cls
 
     return register
-
-

@@ -17,7 +17,11 @@ from lingp.linearization.rules.base import Dense, Operation, Outer, Piece, rule_
 
 
 def windows(
-    x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], counts: Sequence[int]
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    counts: Sequence[int],
 ) -> Tensor:
     """Windows of `x` (B, channels, *space) as a view (B, channels, *counts, *kernel)."""
     dims = len(kernel)
@@ -145,7 +149,9 @@ class TransposedConvolutionRule:
         after = [n - p - size for n, p, size in zip(need, padding, g.shape[-dims:], strict=True)]
         padded = _pad(g.flatten(0, 1), padding, after)
         cut = windows(padded, kernel, stride, dilation, counts)  # (C·B, O, *counts, *kernel)
-        cut = cut.movedim(1, 1 + dims).flatten(1, dims).unflatten(0, g.shape[:2])  # (C, B, S, O, *k)
+        cut = (
+            cut.movedim(1, 1 + dims).flatten(1, dims).unflatten(0, g.shape[:2])
+        )  # (C, B, S, O, *k)
         a = x.flatten(2).mT  # (B, S, I)
         pieces: dict[str, Piece] = {}
         if groups == 1:

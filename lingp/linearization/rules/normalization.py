@@ -132,7 +132,11 @@ class BatchNormRule(_RunningStatistics):
     ) -> Operation | None:
         if training:
             return None
-        options: dict[str, Any] = {"running_mean": running_mean, "running_var": running_var, "eps": eps}
+        options: dict[str, Any] = {
+            "running_mean": running_mean,
+            "running_var": running_var,
+            "eps": eps,
+        }
         return Operation(input, _affine(weight, bias), options)
 
 

@@ -76,5 +76,3 @@ def register_rule(
 def unregister_rule(layer: type[nn.Module]) -> None:
     """Forget the rule of a module class; its parameters are then found by the built-in rules."""
     MODULE_RULES.pop(layer, None)
-
-
