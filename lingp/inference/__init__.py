@@ -1,0 +1,27 @@
+"""Inference on the whitened Jacobian: posteriors, evidence, hyperparameters."""
+
+from lingp.inference.cost import InferenceChoice, available_memory, choose_space
+from lingp.inference.factorize import RoundingWarning
+from lingp.inference.function_space import FunctionSpace
+from lingp.inference.hyperparameters import ConvergenceWarning, HyperparameterResult, optimize
+from lingp.inference.laplace import LinearizedLaplace, Mean
+from lingp.inference.posterior import InferenceMethod, Posterior
+from lingp.inference.training_set import TrainingSet
+from lingp.inference.weight_space import WeightSpace
+
+__all__ = [
+    "ConvergenceWarning",
+    "FunctionSpace",
+    "HyperparameterResult",
+    "InferenceChoice",
+    "InferenceMethod",
+    "LinearizedLaplace",
+    "Mean",
+    "Posterior",
+    "RoundingWarning",
+    "TrainingSet",
+    "WeightSpace",
+    "available_memory",
+    "choose_space",
+    "optimize",
+]

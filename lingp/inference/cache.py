@@ -1,0 +1,35 @@
+"""Results that are recomputed whenever a value they depend on has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class ValueCache(Generic[T]):
+    """Keeps one result together with the values of the tensors it was computed from."""
+
+    def __init__(self) -> None:
+        self._key: tuple[Tensor, ...] | None = None
+        self._result: T | None = None
+
+    def get(self, key: tuple[Tensor, ...], make: Callable[[], T]) -> T:
+        """The kept result if `key` holds the same values as before, else `make()`."""
+        if self._key is None or not _same(self._key, key):
+            self._key = self._result = None  # free the old result before making the new one
+            self._result = make()
+            self._key = tuple(t.detach().clone() for t in key)
+        result: T = self._result  # type: ignore[assignment]
+        return result
+
+
+def _same(old: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> bool:
+    return len(old) == len(new) and all(
+        a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+        for a, b in zip(old, new, strict=True)
+    )

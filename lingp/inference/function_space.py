@@ -1,0 +1,122 @@
+"""Exact inference by a Cholesky factorisation of I + Phi Phi^T, (N·K x N·K)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from lingp.inference.factorize import cholesky_factor
+from lingp.inference.posterior import Posterior
+from lingp.inference.training_set import TrainingSet
+from lingp.likelihoods import CurvatureRoot
+from lingp.linearization import Factors
+from lingp.operators import diagonal_blocks, gram
+from lingp.priors import Prior
+
+
+class FunctionSpace(Posterior):
+    """L L^T = B = I + R^T K R with the kernel K = J Sigma0 J^T from the layers' factors.
+
+        log det     2 sum_i log L_ii
+        Cov f*      K** - V^T V,  V = L^-1 R^T K(X, X*)
+        sample      e - Phi^T B^-1 (Phi e + e'),  e ~ N(0, I_P), e' ~ N(0, I_NK)     (Matheron)
+
+    Memory is a few N·C x N·C matrices and the factors; the Jacobian is never formed. Past the
+    rounding limit (L from a QR of Phi^T) the difference K** - V^T V would cancel, and covariances
+    come from the least-squares residual of Phi*^T instead, which takes P x n·C memory per batch.
+    """
+
+    def __init__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> None:
+        super().__init__(training, prior, root)
+        if self.isotropic:
+            kernel = self.variances[0] * training.unit_gram()
+        else:
+            kernel = gram(training.factors(), variances=self.variances)
+        squared = root.congruence(kernel)
+        squared = squared + torch.eye(len(squared), dtype=kernel.dtype, device=kernel.device)
+        self.factor, self.from_qr = cholesky_factor(
+            squared, self._whitened_columns, self.variances, *root.tensors()
+        )
+
+    def _whitened_columns(self, variances: Tensor, *tensors: Tensor) -> Iterator[Tensor]:
+        """Blocks of columns of Phi, as rows of Phi^T."""
+        root = self.root.with_tensors(*tensors)
+        size = self.training.num_data * root.rank
+        width = max(size, self.training.chunk_bytes // (size * variances.element_size()))
+        for block in self.training.factors().blocks:
+            for slot in block.slots:
+                columns = block.columns(slot)  # (N, C, p)
+                for start in range(0, slot.size, width):
+                    piece = root.t_apply(columns[..., start : start + width])
+                    yield variances[slot.parameter].sqrt() * piece.flatten(0, 1).mT
+
+    def log_determinant(self) -> Tensor:
+        return 2 * self.factor.diagonal().log().sum()
+
+    def _inverse(self, w: Tensor) -> Tensor:
+        """B^-1 w: (N x K x S) -> (N x K x S)."""
+        return torch.cholesky_solve(w.flatten(0, 1), self.factor).view_as(w)
+
+    def _reject(self, top: Tensor, bottom: Tensor) -> tuple[Tensor, Tensor]:
+        """[top; bottom] less its projection on the range of M = [Phi^T; I], for M^T M = B.
+
+        top (P x S), bottom (N x K x S). Rounding in the first projection is itself projected away
+        by the second, because what is left is kept as a vector, never as M times something.
+        """
+        for _ in range(2):
+            w = self._inverse(self.whitened_product(top) + bottom)
+            top = top - self.whitened_t_product(w)
+            bottom = bottom - w
+        return top, bottom
+
+    def solve(self, z: Tensor) -> Tensor:
+        # [0; z] - M B^-1 z = [-Phi^T B^-1 z; ...]
+        z = z.unsqueeze(-1)
+        top, _ = self._reject(self.scale.new_zeros(len(self.scale), 1), z)
+        return -top.squeeze(-1)
+
+    def _half(self, factors: Factors) -> Tensor:
+        """L^-1 R^T K(X, X*), (N·K x n·C)."""
+        training = self.training
+        cross = gram(training.factors(), factors, variances=self.variances)
+        cross = cross.view(training.num_data, training.num_outputs, -1)
+        return torch.linalg.solve_triangular(
+            self.factor, self.root.t_apply(cross).flatten(0, 1), upper=False
+        )
+
+    def _residual(self, factors: Factors) -> Tensor:
+        """[Phi*^T; 0] less its projection on the range of M, (P + N·K x n·C)."""
+        top = (factors.jacobian().flatten(0, 1) * self.scale).mT  # (P, n·C)
+        bottom = top.new_zeros(self.training.num_data, self.root.rank, top.shape[1])
+        top, bottom = self._reject(top, bottom)
+        return torch.cat([top, bottom.flatten(0, 1)])
+
+    def covariance(self, factors: Factors) -> Tensor:
+        if self.from_qr:
+            residual = self._residual(factors)
+            return residual.mT @ residual
+        half = self._half(factors)
+        return gram(factors, variances=self.variances) - half.mT @ half
+
+    def marginal_covariance(self, factors: Factors) -> Tensor:
+        shape = (factors.num_data, factors.num_outputs)
+        if self.from_qr:
+            residual = self._residual(factors).mT.unflatten(0, shape)
+            return residual @ residual.mT
+        half = self._half(factors).mT.unflatten(0, shape)  # (n, C, N·K)
+        return diagonal_blocks(factors, self.variances) - half @ half.mT
+
+    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        training = self.training
+        e = self._standard_normal(training.num_parameters, num_samples, generator=generator)
+        noise = self._standard_normal(
+            training.num_data, self.root.rank, num_samples, generator=generator
+        )
+        return e - self.whitened_t_product(self._inverse(self.whitened_product(e) + noise))
+
+    def bytes_per_row(self) -> int:
+        training = self.training
+        columns = len(self.factor) + (training.num_parameters if self.from_qr else 0)
+        return 4 * training.num_outputs * columns * self.factor.element_size()

@@ -1,0 +1,221 @@
+"""Hyperparameters by maximum marginal likelihood (MAP-II where GPyTorch priors are registered)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import gpytorch
+import numpy as np
+import scipy.optimize
+import torch
+from torch import Tensor
+
+from lingp.inference.laplace import LinearizedLaplace
+from lingp.inference.spectrum import has_spectral_evidence, spectral_evidence
+
+_SHIFTS = (0.0, -4.0, 4.0)  # of raw values (logarithms by default): starts of the free search
+
+
+class ConvergenceWarning(UserWarning):
+    """An iterative method stopped before its tolerance was reached."""
+
+
+@dataclass(frozen=True)
+class HyperparameterResult:
+    """What `optimize_hyperparameters` did.
+
+    Attributes
+    ----------
+    initial_log_marginal_likelihood, log_marginal_likelihood
+        Evidence before and after.
+    mean
+        Whose mean the evidence is for: "network" or "refit".
+    num_evaluations
+        How often the evidence was evaluated.
+    gradient_norm
+        Largest derivative of the objective (evidence and GPyTorch priors) in a raw hyperparameter
+        at the end.
+    converged
+        Whether that is below the tolerance.
+    method
+        "eigendecomposition" or "L-BFGS".
+    """
+
+    initial_log_marginal_likelihood: float
+    log_marginal_likelihood: float
+    mean: str
+    num_evaluations: int
+    gradient_norm: float
+    converged: bool
+    method: str
+
+    def __str__(self) -> str:
+        return (
+            f"log marginal likelihood ({self.mean} mean) "
+            f"{self.initial_log_marginal_likelihood:.6g} -> {self.log_marginal_likelihood:.6g} "
+            f"by {self.method}, {self.num_evaluations} evaluations, gradient norm {self.gradient_norm:.1e} "
+            f"({'converged' if self.converged else 'not converged'})"
+        )
+
+
+def optimize(
+    laplace: LinearizedLaplace, *, tolerance: float = 1e-6, max_evaluations: int = 500
+) -> HyperparameterResult:
+    """Maximise evidence plus log densities of registered GPyTorch priors; sets the hyperparameters.
+
+    Parameters
+    ----------
+    laplace
+        Its prior's and likelihood's parameters that require grad are optimised.
+    tolerance
+        On the largest derivative in a raw hyperparameter, in nats per observed value.
+    max_evaluations
+        Of the evidence, for each start.
+    """
+    modules = (laplace.prior, laplace.likelihood)
+    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError(
+            "there is nothing to optimise: no hyperparameter of prior and likelihood requires grad"
+        )
+    threshold = tolerance * laplace.training.outputs.numel()
+    with torch.no_grad():
+        initial = float(laplace.log_marginal_likelihood())
+    start = [p.detach().clone() for p in parameters]
+    method, search = "L-BFGS", None
+    if has_spectral_evidence(laplace):
+        method, search = (
+            "eigendecomposition",
+            _search_spectrum(laplace, parameters, threshold, max_evaluations),
+        )
+        if search is None:  # past rounding: values of the general form only
+            method = "L-BFGS"
+            _set(parameters, start)
+    if search is None:
+        search = maximize(
+            lambda: laplace.log_marginal_likelihood() + log_hyperprior(modules),
+            parameters,
+            threshold,
+            max_evaluations,
+        )
+    with torch.no_grad():
+        final = float(laplace.log_marginal_likelihood())
+    result = HyperparameterResult(
+        initial,
+        final,
+        laplace.mean,
+        search.num_evaluations,
+        search.gradient_norm,
+        search.gradient_norm <= threshold,
+        method,
+    )
+    if not result.converged:
+        warnings.warn(
+            f"hyperparameters did not converge: gradient norm {search.gradient_norm:.1e} after "
+            f"{search.num_evaluations} evaluations, tolerance {threshold:.1e}; raise "
+            "max_evaluations or tolerance, or fix a hyperparameter the data say nothing about",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+    return result
+
+
+def log_hyperprior(modules: Iterable[gpytorch.Module]) -> Tensor:
+    """Sum of the log densities of all GPyTorch priors registered on hyperparameters."""
+    total = torch.zeros((), dtype=torch.float64)
+    for module in modules:
+        for _, owner, density, closure, _ in module.named_priors():
+            total = total + density.log_prob(closure(owner)).sum()
+    return total
+
+
+@dataclass(frozen=True)
+class Search:
+    """Where a search ended: the objective, its gradient norm, evaluations it took."""
+
+    value: float
+    gradient_norm: float
+    num_evaluations: int
+
+
+def maximize(
+    objective: Callable[[], Tensor],
+    parameters: Sequence[Tensor],
+    threshold: float,
+    max_evaluations: int,
+) -> Search:
+    """L-BFGS on `parameters`, in place, until the largest derivative is below `threshold`."""
+
+    def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
+        _set_flat(parameters, x)
+        with torch.enable_grad():
+            value = objective()
+            if not bool(torch.isfinite(value)):
+                return math.inf, np.zeros_like(x)
+            gradients = torch.autograd.grad(value, parameters, allow_unused=True)
+        flat = [
+            torch.zeros_like(p).reshape(-1) if g is None else g.reshape(-1)
+            for p, g in zip(parameters, gradients, strict=True)
+        ]
+        gradient = torch.cat(flat).to("cpu", torch.float64).numpy()
+        return -float(value), -gradient
+
+    start = torch.cat([p.detach().reshape(-1) for p in parameters]).to("cpu", torch.float64)
+    found = scipy.optimize.minimize(
+        evaluate,
+        start.numpy(),
+        jac=True,
+        method="L-BFGS-B",
+        # stop on the gradient alone: small steps are no proof of an optimum
+        options={"gtol": threshold, "ftol": 0.0, "maxfun": max_evaluations, "maxiter": 10**6},
+    )
+    _set_flat(parameters, found.x)
+    gradient_norm = float(np.abs(found.jac).max()) if math.isfinite(found.fun) else math.inf
+    return Search(-float(found.fun), gradient_norm, int(found.nfev))
+
+
+def _search_spectrum(
+    laplace: LinearizedLaplace,
+    parameters: Sequence[Tensor],
+    threshold: float,
+    max_evaluations: int,
+) -> Search | None:
+    """The search by eigenvalues from several starts; None if rounding spoils it at its end."""
+    evidence = spectral_evidence(laplace)
+
+    def arguments() -> tuple[Tensor, Tensor]:
+        noise = laplace.curvature_root().tensors()[0].pow(-2)
+        return laplace.prior.variances()[0].to(noise), noise
+
+    def objective() -> Tensor:
+        modules = (laplace.prior, laplace.likelihood)
+        return evidence(*arguments()) + log_hyperprior(modules)
+
+    start = [p.detach().clone() for p in parameters]
+    best, best_values, evaluations = None, start, 0
+    for shifts in itertools.product(_SHIFTS, repeat=len(parameters)):
+        _set(parameters, [p + shift for p, shift in zip(start, shifts, strict=True)])
+        search = maximize(objective, parameters, threshold, max_evaluations)
+        evaluations += search.num_evaluations
+        if best is None or search.value > best.value:
+            best, best_values = search, [p.detach().clone() for p in parameters]
+    _set(parameters, best_values)
+    with torch.no_grad():
+        if best is None or not evidence.resolved(*arguments()):
+            return None
+    return Search(best.value, best.gradient_norm, evaluations)
+
+
+def _set(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)
+
+
+def _set_flat(parameters: Sequence[Tensor], x: np.ndarray) -> None:
+    pieces = torch.as_tensor(x).split([p.numel() for p in parameters])
+    _set(parameters, [v.view_as(p) for v, p in zip(pieces, parameters, strict=True)])

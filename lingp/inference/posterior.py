@@ -1,0 +1,78 @@
+"""What every inference method gives: the posterior of the whitened weights."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lingp.inference.training_set import TrainingSet
+from lingp.likelihoods import CurvatureRoot
+from lingp.linearization import Factors
+from lingp.priors import Prior
+
+
+class Posterior(ABC):
+    """Posterior of whitened weights e: theta = mean + Sigma0^{1/2} e, Cov e = (I + Phi^T Phi)^-1.
+
+    Phi = R^T J Sigma0^{1/2} is the whitened Jacobian at the training data. Everything is
+    differentiable in the prior's variances and in R when it was built with grad mode on.
+
+    Parameters
+    ----------
+    training
+        The training data.
+    prior
+        A bound prior.
+    root
+        R, the curvature root at the training data.
+    """
+
+    def __init__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> None:
+        self.training = training
+        self.root = root
+        self.isotropic = prior.isotropic
+        self.variances = prior.variances().to(training.outputs)  # (L,)
+        self.scale = training.per_weight(self.variances).sqrt()  # (P,)
+
+    @abstractmethod
+    def log_determinant(self) -> Tensor:
+        """log det(I + Phi Phi^T), 0-d."""
+
+    @abstractmethod
+    def solve(self, z: Tensor) -> Tensor:
+        """(I + Phi^T Phi)^-1 Phi^T z, (P,): the minimiser of |z - Phi e|^2 + |e|^2; z (N x K)."""
+
+    @abstractmethod
+    def covariance(self, factors: Factors) -> Tensor:
+        """Phi* (I + Phi^T Phi)^-1 Phi*^T with Phi* = J* Sigma0^{1/2}, (n·C x n·C)."""
+
+    @abstractmethod
+    def marginal_covariance(self, factors: Factors) -> Tensor:
+        """The diagonal blocks of `covariance`, (n x C x C), without the rest of it."""
+
+    @abstractmethod
+    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draws of e, (P x num_samples)."""
+
+    @abstractmethod
+    def bytes_per_row(self) -> int:
+        """Memory that `marginal_covariance` takes for one row of inputs."""
+
+    def whitened_product(self, e: Tensor) -> Tensor:
+        """Phi e: (P x S) -> (N x K x S)."""
+        return self.root.t_apply(self.training.matmul(self.scale.unsqueeze(-1) * e))
+
+    def whitened_t_product(self, w: Tensor) -> Tensor:
+        """Phi^T w: (N x K x S) -> (P x S)."""
+        return self.scale.unsqueeze(-1) * self.training.t_matmul(self.root.apply(w))
+
+    def _standard_normal(self, *shape: int, generator: torch.Generator | None) -> Tensor:
+        outputs = self.training.outputs
+        return torch.randn(shape, generator=generator, dtype=outputs.dtype, device=outputs.device)
+
+
+InferenceMethod = Callable[[TrainingSet, Prior, CurvatureRoot], Posterior]
+"""What makes a posterior: a `Posterior` class, or an object that is called like one."""

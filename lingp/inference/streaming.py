@@ -1,0 +1,116 @@
+"""M^T M and the triangular factor of M = [rows of many blocks], one block in memory at a time.
+
+    gram       H = S + sum_i M_i^T M_i
+    triangle   T upper, T^T T = S^T S + sum_i M_i^T M_i, from QR of the stacked blocks
+
+Both are differentiable in the tensors that the blocks are made from. The backward pass makes each
+block again, so that memory stays that of one block and of the result. The triangle never forms the
+squared matrix: what rounding does to it goes with the square root of its condition number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Blocks = Callable[..., Iterator[Tensor]]
+"""Given the input tensors, yields the blocks M_i (any number of rows x n)."""
+
+
+def streamed_gram(blocks: Blocks, start: Tensor, *inputs: Tensor) -> Tensor:
+    """start + sum_i M_i^T M_i, (n x n), differentiable in `inputs`."""
+    return _Gram.apply(blocks, start, *inputs)
+
+
+def streamed_triangle(blocks: Blocks, start: Tensor, *inputs: Tensor) -> Tensor:
+    """Upper triangular T with positive diagonal, T^T T = start^T start + sum_i M_i^T M_i.
+
+    Parameters
+    ----------
+    blocks
+        See `Blocks`.
+    start
+        (n x n), upper triangular.
+    inputs
+        Tensors that the blocks are differentiable functions of.
+    """
+    return _Triangle.apply(blocks, start, *inputs)
+
+
+class _Gram(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, blocks: Blocks, start: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.blocks = blocks
+        ctx.save_for_backward(*inputs)
+        total = start.clone()
+        for block in blocks(*inputs):
+            total.addmm_(block.mT, block)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        twice = grad + grad.mT
+        return (None, None, *_pull_back(ctx, lambda block: block @ twice))
+
+
+class _Triangle(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, blocks: Blocks, start: Tensor, *inputs: Tensor) -> Tensor:
+        triangle, waiting = start, []
+        size, rows = start.shape[0], 0
+        for block in blocks(*inputs):
+            waiting.append(block)
+            rows += block.shape[0]
+            if rows >= size:  # one factorisation per n rows, not one per small block
+                triangle, waiting, rows = _absorb(triangle, waiting), [], 0
+        if waiting:
+            triangle = _absorb(triangle, waiting)
+        triangle = triangle * triangle.diagonal().sign().unsqueeze(-1)
+        ctx.blocks = blocks
+        ctx.save_for_backward(triangle, *inputs)
+        return triangle
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        # dT = U(T^-T dB T^-1) T with B = T^T T, U: upper triangle with half the diagonal, so that
+        # the gradient in a block is 2 M T^-1 Y T^-T with Y = sym U(grad T^T).
+        triangle = ctx.saved_tensors[0]
+        y = (grad @ triangle.mT).triu()
+        y.diagonal().mul_(0.5)
+        y = 0.5 * (y + y.mT)
+
+        def block_gradient(block: Tensor) -> Tensor:
+            q = torch.linalg.solve_triangular(triangle, block, upper=True, left=False)
+            return 2 * torch.linalg.solve_triangular(triangle.mT, q @ y, upper=False, left=False)
+
+        return (None, None, *_pull_back(ctx, block_gradient, skip=1))
+
+
+def _absorb(triangle: Tensor, blocks: list[Tensor]) -> Tensor:
+    """The triangle of the rows so far and some more."""
+    return torch.linalg.qr(torch.cat([triangle, *blocks]), mode="r").R
+
+
+def _pull_back(
+    ctx: Any, block_gradient: Callable[[Tensor], Tensor], skip: int = 0
+) -> list[Tensor | None]:
+    """Gradients of the inputs, summed over blocks that are made again one by one."""
+    leaves = [t.detach().requires_grad_(t.requires_grad) for t in ctx.saved_tensors[skip:]]
+    needed = [leaf for leaf in leaves if leaf.requires_grad]
+    totals = [torch.zeros_like(leaf) for leaf in needed]
+    with torch.enable_grad():
+        for block in ctx.blocks(*leaves):
+            with torch.no_grad():
+                gradient = block_gradient(block.detach())
+            parts = torch.autograd.grad(block, needed, gradient, allow_unused=True)
+            for total, part in zip(totals, parts, strict=True):
+                if part is not None:
+                    total += part
+    gradients = iter(totals)
+    return [next(gradients) if leaf.requires_grad else None for leaf in leaves]

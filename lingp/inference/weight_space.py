@@ -1,0 +1,90 @@
+"""Exact inference by a Cholesky factorisation of I + Phi^T Phi, (P x P)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from lingp.inference.factorize import cholesky_factor
+from lingp.inference.posterior import Posterior
+from lingp.inference.streaming import streamed_gram
+from lingp.inference.training_set import TrainingSet
+from lingp.likelihoods import CurvatureRoot, UniformRoot
+from lingp.linearization import Factors
+from lingp.priors import Prior
+
+
+class WeightSpace(Posterior):
+    """L L^T = I + Phi^T Phi, accumulated over chunks of rows.
+
+        log det     2 sum_i log L_ii
+        Cov f*      V^T V,  V = L^-1 Phi*^T
+        sample      L^-T e,  e ~ N(0, I_P)
+
+    Memory is a few P x P matrices, free of N.
+    """
+
+    def __init__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> None:
+        super().__init__(training, prior, root)
+        ggn = _weighted_ggn(training, root)
+        squared = self.scale.unsqueeze(-1) * ggn * self.scale
+        squared = squared + torch.eye(len(squared), dtype=ggn.dtype, device=ggn.device)
+        self.factor, self.from_qr = cholesky_factor(
+            squared, self._whitened_rows, self.scale, *root.tensors()
+        )
+
+    def _whitened_rows(self, scale: Tensor, *root: Tensor) -> Iterator[Tensor]:
+        """Blocks of rows of Phi."""
+        for block in _weighted_rows(self.training, self.root.with_tensors(*root)):
+            yield block * scale
+
+    def log_determinant(self) -> Tensor:
+        return 2 * self.factor.diagonal().log().sum()
+
+    def solve(self, z: Tensor) -> Tensor:
+        z = z.unsqueeze(-1)
+        e = torch.cholesky_solve(self.whitened_t_product(z), self.factor)
+        # one step of refinement: the residual is computed with Phi, not with its square
+        gradient = self.whitened_t_product(z - self.whitened_product(e)) - e
+        return (e + torch.cholesky_solve(gradient, self.factor)).squeeze(-1)
+
+    def _half(self, factors: Factors) -> Tensor:
+        """L^-1 Phi*^T, (P x n·C)."""
+        rows = factors.jacobian().flatten(0, 1) * self.scale  # (n·C, P)
+        return torch.linalg.solve_triangular(self.factor, rows.mT, upper=False)
+
+    def covariance(self, factors: Factors) -> Tensor:
+        half = self._half(factors)
+        return half.mT @ half
+
+    def marginal_covariance(self, factors: Factors) -> Tensor:
+        half = self._half(factors).mT.unflatten(0, (factors.num_data, factors.num_outputs))
+        return half @ half.mT  # (n, C, P) (n, P, C)
+
+    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        noise = self._standard_normal(len(self.factor), num_samples, generator=generator)
+        return torch.linalg.solve_triangular(self.factor.mT, noise, upper=True)
+
+    def bytes_per_row(self) -> int:
+        training = self.training
+        return 4 * training.num_outputs * training.num_parameters * self.factor.element_size()
+
+
+def _weighted_ggn(training: TrainingSet, root: CurvatureRoot) -> Tensor:
+    """J^T R R^T J, (P x P), differentiable in R."""
+    if isinstance(root, UniformRoot):
+        return root.scale.square() * training.unit_ggn()
+
+    def rows(*tensors: Tensor) -> Iterator[Tensor]:
+        return _weighted_rows(training, root.with_tensors(*tensors))
+
+    size = training.num_parameters
+    return streamed_gram(rows, training.outputs.new_zeros(size, size), *root.tensors())
+
+
+def _weighted_rows(training: TrainingSet, root: CurvatureRoot) -> Iterator[Tensor]:
+    """Blocks of rows of R^T J."""
+    for rows, jacobian in training.tracked_dense_chunks():
+        yield root.rows(rows).t_apply(jacobian).flatten(0, 1)

@@ -1,0 +1,39 @@
+"""Likelihoods p(y | f): log density, residual, curvature root, predictive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lingp.likelihoods.base import Likelihood
+from lingp.likelihoods.gaussian import Gaussian
+from lingp.likelihoods.predictive import GaussianPredictive, Predictive
+from lingp.likelihoods.roots import CurvatureRoot, DenseRoot, DiagonalRoot, UniformRoot
+
+__all__ = [
+    "CurvatureRoot",
+    "DenseRoot",
+    "DiagonalRoot",
+    "Gaussian",
+    "GaussianPredictive",
+    "Likelihood",
+    "Predictive",
+    "UniformRoot",
+    "as_likelihood",
+]
+
+_BY_NAME: dict[str, Callable[[], Likelihood]] = {"gaussian": Gaussian}
+
+
+def as_likelihood(likelihood: Likelihood | str) -> Likelihood:
+    """Return a `Likelihood`: an object as it is, a name with its default hyperparameters."""
+    if isinstance(likelihood, Likelihood):
+        return likelihood
+    names = ", ".join(repr(name) for name in _BY_NAME)
+    if not isinstance(likelihood, str):
+        raise TypeError(
+            f"likelihood: expected a name ({names}) or an object from lingp.likelihoods, "
+            f"got {type(likelihood).__name__}"
+        )
+    if likelihood not in _BY_NAME:
+        raise ValueError(f"likelihood: {likelihood!r} is not known; the names are {names}")
+    return _BY_NAME[likelihood]()

@@ -1,0 +1,178 @@
+"""Curvature roots R: Lambda_n = R_n R_n^T, the second half of the whitened Jacobian.
+
+    Phi = R^T J Sigma0^{1/2},     R = blockdiag(R_n),     R_n (C x K)
+
+A root multiplies tensors whose first two axes are data and outputs. Its kinds differ only in what
+they store, so that noise of one size never becomes N matrices.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+class CurvatureRoot(ABC):
+    """R = blockdiag(R_1 .. R_N), R_n (C x K)."""
+
+    num_data: int
+    num_outputs: int
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """K, the number of columns of every R_n."""
+
+    @abstractmethod
+    def apply(self, w: Tensor) -> Tensor:
+        """R w: (N x K x S) -> (N x C x S)."""
+
+    @abstractmethod
+    def t_apply(self, v: Tensor) -> Tensor:
+        """R^T v: (N x C x S) -> (N x K x S)."""
+
+    @abstractmethod
+    def rows(self, index: slice) -> CurvatureRoot:
+        """The roots of some of the data."""
+
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What the root stores, in the order `with_tensors` takes it."""
+
+    @abstractmethod
+    def with_tensors(self, *tensors: Tensor) -> CurvatureRoot:
+        """The same kind of root with other values."""
+
+    def detach(self) -> CurvatureRoot:
+        """The root cut from the graph of the likelihood's hyperparameters."""
+        return self.with_tensors(*(t.detach() for t in self.tensors()))
+
+    def congruence(self, gram: Tensor) -> Tensor:
+        """R^T G R for a symmetric G: (N·C x N·C) -> (N·K x N·K)."""
+        size = self.num_data * self.rank
+        half = self.t_apply(gram.reshape(self.num_data, self.num_outputs, -1))  # (N, K, N·C)
+        half = half.reshape(size, -1).mT.reshape(self.num_data, self.num_outputs, size)
+        return self.t_apply(half).reshape(size, size)
+
+
+@dataclass(frozen=True)
+class UniformRoot(CurvatureRoot):
+    """R_n = scale · I, the same for all data and outputs (one noise variance).
+
+    Attributes
+    ----------
+    scale
+        0-d tensor.
+    """
+
+    scale: Tensor
+    num_data: int
+    num_outputs: int
+
+    @property
+    def rank(self) -> int:
+        return self.num_outputs
+
+    def apply(self, w: Tensor) -> Tensor:
+        return self.scale * w
+
+    def t_apply(self, v: Tensor) -> Tensor:
+        return self.scale * v
+
+    def rows(self, index: slice) -> UniformRoot:
+        return UniformRoot(self.scale, len(range(self.num_data)[index]), self.num_outputs)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.scale,)
+
+    def with_tensors(self, *tensors: Tensor) -> UniformRoot:
+        return UniformRoot(tensors[0], self.num_data, self.num_outputs)
+
+    def congruence(self, gram: Tensor) -> Tensor:
+        return self.scale.square() * gram
+
+
+@dataclass(frozen=True)
+class DiagonalRoot(CurvatureRoot):
+    """R_n = diag(values_n): outputs are independent given f.
+
+    Attributes
+    ----------
+    values
+        (N x C); zero where a datum says nothing.
+    """
+
+    values: Tensor
+
+    @property
+    def num_data(self) -> int:  # type: ignore[override]
+        return self.values.shape[0]
+
+    @property
+    def num_outputs(self) -> int:  # type: ignore[override]
+        return self.values.shape[1]
+
+    @property
+    def rank(self) -> int:
+        return self.num_outputs
+
+    def apply(self, w: Tensor) -> Tensor:
+        return self.values.unsqueeze(-1) * w
+
+    def t_apply(self, v: Tensor) -> Tensor:
+        return self.values.unsqueeze(-1) * v
+
+    def rows(self, index: slice) -> DiagonalRoot:
+        return DiagonalRoot(self.values[index])
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.values,)
+
+    def with_tensors(self, *tensors: Tensor) -> DiagonalRoot:
+        return DiagonalRoot(tensors[0])
+
+    def congruence(self, gram: Tensor) -> Tensor:
+        values = self.values.reshape(-1)
+        return values.unsqueeze(-1) * gram * values
+
+
+@dataclass(frozen=True)
+class DenseRoot(CurvatureRoot):
+    """R_n = values_n, any C x K matrix (softmax, correlated noise, ...).
+
+    Attributes
+    ----------
+    values
+        (N x C x K).
+    """
+
+    values: Tensor
+
+    @property
+    def num_data(self) -> int:  # type: ignore[override]
+        return self.values.shape[0]
+
+    @property
+    def num_outputs(self) -> int:  # type: ignore[override]
+        return self.values.shape[1]
+
+    @property
+    def rank(self) -> int:
+        return self.values.shape[2]
+
+    def apply(self, w: Tensor) -> Tensor:
+        return self.values @ w
+
+    def t_apply(self, v: Tensor) -> Tensor:
+        return self.values.mT @ v
+
+    def rows(self, index: slice) -> DenseRoot:
+        return DenseRoot(self.values[index])
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.values,)
+
+    def with_tensors(self, *tensors: Tensor) -> DenseRoot:
+        return DenseRoot(tensors[0])
