@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("quickstart")
+
 SCRIPT = Path(__file__).parents[1] / "examples" / "quickstart.py"
 
 
