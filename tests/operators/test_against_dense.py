@@ -1,4 +1,4 @@
-"""Operators against dense float64 formulas with Jacobians from torch.func, over several networks."""
+"""Operators against dense float64 formulas, Jacobians from torch.func, over several networks."""
 
 import pickle
 import warnings
