@@ -72,7 +72,9 @@ def draw_one_hull(
         center = np.zeros_like(speed) if minus_mean else curve.mean
         points = yacht.y[rows] - at_rows.mean if minus_mean else yacht.y[rows]
         axes.axvline(yacht.X[:, SPEED].max(), color="0.45", lw=1, ls=":")
-        axes.plot(speed, center, color=INK, lw=1.6, label="prediction", zorder=3)
+        axes.plot(
+            speed, center, color=INK, lw=1.6, label="prediction of the trained network", zorder=3
+        )
         for std, color, label in (
             (curve.total_std, NOISE_COLOR, "90 % band for a measurement (model and noise)"),
             (curve.epistemic_std, MODEL_COLOR, "90 % band for the curve (model alone)"),
