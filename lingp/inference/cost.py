@@ -44,7 +44,7 @@ class InferenceChoice:
 
 
 def weight_space_cost(num_data: int, num_outputs: int, num_parameters: int, itemsize: int) -> Cost:
-    """J^T Lambda J, (P x P), and its Cholesky factor; four such matrices are alive at the peak."""
+    """Jᵀ Λ J, (P x P), and its Cholesky factor; four such matrices are alive at the peak."""
     rows, size = float(num_data * num_outputs), float(num_parameters)
     return Cost(2 * rows * size**2 + size**3 / 3, 4 * size**2 * itemsize)
 
@@ -56,7 +56,7 @@ def function_space_cost(
     itemsize: int,
     factor_bytes: float,
 ) -> Cost:
-    """J Sigma0 J^T from factors, (N·C x N·C), and its Cholesky factor; four such at the peak.
+    """J Σ0 Jᵀ from factors, (N·C x N·C), and its Cholesky factor; four such at the peak.
 
     A matrix (d_out x d_in) contributes N² d_in + (N·C)² d_out multiplications, any other tensor at
     most (N·C)² times its size.

@@ -1,6 +1,6 @@
-"""The Cholesky factor of I + M^T M, from the product where rounding allows, else from M.
+"""The Cholesky factor of I + Mᵀ M, from the product where rounding allows, else from M.
 
-Cholesky of the product loses about n·eps·lambda_max of the smallest eigenvalues, which are 1 (a
+Cholesky of the product loses about n·eps·λ_max of the smallest eigenvalues, which are 1 (a
 direction as uncertain as the prior). When that is no longer small, a QR of [M; I] gives the same
 factor with only the square root of that loss.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 from lingp.inference.streaming import Blocks, streamed_triangle
 
 ROUNDING_LIMIT = 1e-2
-"""Largest n·eps·lambda_max at which Cholesky of the squared matrix is trusted."""
+"""Largest n·eps·λ_max at which Cholesky of the squared matrix is trusted."""
 
 
 class RoundingWarning(UserWarning):
@@ -38,17 +38,17 @@ def largest_eigenvalue(matrix: Tensor, num_iterations: int = 10) -> float:
 
 
 def rounding_loss(largest: float, size: int, dtype: torch.dtype) -> float:
-    """n·eps·lambda_max: what Cholesky of the squared matrix loses of an eigenvalue 1."""
+    """n·eps·λ_max: what Cholesky of the squared matrix loses of an eigenvalue 1."""
     return size * torch.finfo(dtype).eps * largest
 
 
 def cholesky_factor(squared: Tensor, blocks: Blocks, *inputs: Tensor) -> tuple[Tensor, bool]:
-    """Lower L with L L^T = I + M^T M, and whether it came from a QR of M.
+    """Lower L with L Lᵀ = I + Mᵀ M, and whether it came from a QR of M.
 
     Parameters
     ----------
     squared
-        I + M^T M, (n x n).
+        I + Mᵀ M, (n x n).
     blocks, inputs
         Yield the blocks of rows of M, used only past the rounding limit.
     """
@@ -66,8 +66,8 @@ def cholesky_factor(squared: Tensor, blocks: Blocks, *inputs: Tensor) -> tuple[T
         if int(info) == 0:
             return factor, False
     warnings.warn(
-        f"I + Phi Phi^T (size {size}) has largest eigenvalue {largest:.1e}: Cholesky in {dtype} "
-        f"would lose {loss:.1e} of a prior variance. Working from a QR of Phi instead, which is "
+        f"I + Φ Φᵀ (size {size}) has largest eigenvalue {largest:.1e}: Cholesky in {dtype} "
+        f"would lose {loss:.1e} of a prior variance. Working from a QR of Φ instead, which is "
         "slower"
         + (
             "; dtype=torch.float64 would do without"

@@ -1,4 +1,4 @@
-"""Exact inference by a Cholesky factorisation of I + Phi Phi^T, (N·K x N·K)."""
+"""Exact inference by a Cholesky factorisation of I + Φ Φᵀ, (N·K x N·K)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from lingp.priors import Prior
 
 
 class FunctionSpace(Posterior):
-    """L L^T = B = I + R^T K R with the kernel K = J Sigma0 J^T from the layers' factors.
+    """L Lᵀ = B = I + Rᵀ K R with the kernel K = J Σ0 Jᵀ from the layers' factors.
 
-        log det     2 sum_i log L_ii
-        Cov f*      K** - V^T V,  V = L^-1 R^T K(X, X*)
-        sample      e - Phi^T B^-1 (Phi e + e'),  e ~ N(0, I_P), e' ~ N(0, I_NK)     (Matheron)
+        log det     2 Σ_i log L_ii
+        Cov f*      K** - Vᵀ V,  V = L⁻¹ Rᵀ K(X, X*)
+        sample      e - Φᵀ B⁻¹ (Φ e + e'),  e ~ N(0, I_P), e' ~ N(0, I_NK)     (Matheron)
 
     Memory is a few N·C x N·C matrices and the factors; the Jacobian is never formed. Past the
-    rounding limit (L from a QR of Phi^T) the difference K** - V^T V would cancel, and covariances
-    come from the least-squares residual of Phi*^T instead, which takes P x n·C memory per batch.
+    rounding limit (L from a QR of Φᵀ) the difference K** - Vᵀ V would cancel, and covariances
+    come from the least-squares residual of Φ*ᵀ instead, which takes P x n·C memory per batch.
     """
 
     def __init__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> None:
@@ -41,7 +41,7 @@ class FunctionSpace(Posterior):
         )
 
     def _whitened_columns(self, variances: Tensor, *tensors: Tensor) -> Iterator[Tensor]:
-        """Blocks of columns of Phi, as rows of Phi^T."""
+        """Blocks of columns of Φ, as rows of Φᵀ."""
         root = self.root.with_tensors(*tensors)
         size = self.training.num_data * root.rank
         width = max(size, self.training.chunk_bytes // (size * variances.element_size()))
@@ -56,11 +56,11 @@ class FunctionSpace(Posterior):
         return 2 * self.factor.diagonal().log().sum()
 
     def _inverse(self, w: Tensor) -> Tensor:
-        """B^-1 w: (N x K x S) -> (N x K x S)."""
+        """B⁻¹ w: (N x K x S) -> (N x K x S)."""
         return torch.cholesky_solve(w.flatten(0, 1), self.factor).view_as(w)
 
     def _reject(self, top: Tensor, bottom: Tensor) -> tuple[Tensor, Tensor]:
-        """[top; bottom] less its projection on the range of M = [Phi^T; I], for M^T M = B.
+        """[top; bottom] less its projection on the range of M = [Φᵀ; I], for Mᵀ M = B.
 
         top (P x S), bottom (N x K x S). Rounding in the first projection is itself projected away
         by the second, because what is left is kept as a vector, never as M times something.
@@ -72,13 +72,13 @@ class FunctionSpace(Posterior):
         return top, bottom
 
     def solve(self, z: Tensor) -> Tensor:
-        # [0; z] - M B^-1 z = [-Phi^T B^-1 z; ...]
+        # [0; z] - M B⁻¹ z = [-Φᵀ B⁻¹ z; ...]
         z = z.unsqueeze(-1)
         top, _ = self._reject(self.scale.new_zeros(len(self.scale), 1), z)
         return -top.squeeze(-1)
 
     def _half(self, factors: Factors) -> Tensor:
-        """L^-1 R^T K(X, X*), (N·K x n·C)."""
+        """L⁻¹ Rᵀ K(X, X*), (N·K x n·C)."""
         training = self.training
         cross = gram(training.factors(), factors, variances=self.variances)
         cross = cross.view(training.num_data, training.num_outputs, -1)
@@ -87,7 +87,7 @@ class FunctionSpace(Posterior):
         )
 
     def _residual(self, factors: Factors) -> Tensor:
-        """[Phi*^T; 0] less its projection on the range of M, (P + N·K x n·C)."""
+        """[Φ*ᵀ; 0] less its projection on the range of M, (P + N·K x n·C)."""
         top = (factors.jacobian().flatten(0, 1) * self.scale).mT  # (P, n·C)
         bottom = top.new_zeros(self.training.num_data, self.root.rank, top.shape[1])
         top, bottom = self._reject(top, bottom)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import warnings
@@ -14,6 +15,7 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
+from lingp.inference.factorize import RoundingWarning
 from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.spectrum import has_spectral_evidence, spectral_evidence
 
@@ -57,8 +59,8 @@ class HyperparameterResult:
         return (
             f"log marginal likelihood ({self.mean} mean) "
             f"{self.initial_log_marginal_likelihood:.6g} -> {self.log_marginal_likelihood:.6g} "
-            f"by {self.method}, {self.num_evaluations} evaluations, gradient norm {self.gradient_norm:.1e} "
-            f"({'converged' if self.converged else 'not converged'})"
+            f"by {self.method}, {self.num_evaluations} evaluations, gradient norm "
+            f"{self.gradient_norm:.1e} ({'converged' if self.converged else 'not converged'})"
         )
 
 
@@ -82,26 +84,24 @@ def optimize(
         raise ValueError(
             "there is nothing to optimise: no hyperparameter of prior and likelihood requires grad"
         )
+    log_prior = hyperprior(modules)
     threshold = tolerance * laplace.training.outputs.numel()
     with torch.no_grad():
         initial = float(laplace.log_marginal_likelihood())
-    start = [p.detach().clone() for p in parameters]
-    method, search = "L-BFGS", None
+    method, search = "eigendecomposition", None
     if has_spectral_evidence(laplace):
-        method, search = (
-            "eigendecomposition",
-            _search_spectrum(laplace, parameters, threshold, max_evaluations),
-        )
-        if search is None:  # past rounding: values of the general form only
-            method = "L-BFGS"
-            _set(parameters, start)
+        search = _search_spectrum(laplace, parameters, log_prior, threshold, max_evaluations)
     if search is None:
-        search = maximize(
-            lambda: laplace.log_marginal_likelihood() + log_hyperprior(modules),
-            parameters,
-            threshold,
-            max_evaluations,
-        )
+        method = "L-BFGS"
+        with warnings.catch_warnings():
+            # said once, by the evaluation at the end, not at every step
+            warnings.simplefilter("ignore", RoundingWarning)
+            search = maximize(
+                lambda: laplace.log_marginal_likelihood() + log_prior(),
+                parameters,
+                threshold,
+                max_evaluations,
+            )
     with torch.no_grad():
         final = float(laplace.log_marginal_likelihood())
     result = HyperparameterResult(
@@ -124,13 +124,22 @@ def optimize(
     return result
 
 
-def log_hyperprior(modules: Iterable[gpytorch.Module]) -> Tensor:
-    """Sum of the log densities of all GPyTorch priors registered on hyperparameters."""
-    total = torch.zeros((), dtype=torch.float64)
-    for module in modules:
-        for _, owner, density, closure, _ in module.named_priors():
+def hyperprior(modules: Iterable[gpytorch.Module]) -> Callable[[], Tensor]:
+    """The sum of the log densities of all GPyTorch priors registered on hyperparameters."""
+    # in float64: some densities cast the value to their own dtype, and searches stall on its steps
+    terms = [
+        (owner, closure, copy.deepcopy(density).double())
+        for module in modules
+        for _, owner, density, closure, _ in module.named_priors()
+    ]
+
+    def log_density() -> Tensor:
+        total = torch.zeros((), dtype=torch.float64)
+        for owner, closure, density in terms:
             total = total + density.log_prob(closure(owner)).sum()
-    return total
+        return total
+
+    return log_density
 
 
 @dataclass(frozen=True)
@@ -162,7 +171,7 @@ def maximize(
             for p, g in zip(parameters, gradients, strict=True)
         ]
         gradient = torch.cat(flat).to("cpu", torch.float64).numpy()
-        return -float(value), -gradient
+        return -float(value.detach()), -gradient
 
     start = torch.cat([p.detach().reshape(-1) for p in parameters]).to("cpu", torch.float64)
     found = scipy.optimize.minimize(
@@ -181,10 +190,11 @@ def maximize(
 def _search_spectrum(
     laplace: LinearizedLaplace,
     parameters: Sequence[Tensor],
+    log_prior: Callable[[], Tensor],
     threshold: float,
     max_evaluations: int,
 ) -> Search | None:
-    """The search by eigenvalues from several starts; None if rounding spoils it at its end."""
+    """The search by eigenvalues, from several starts; None, nothing moved, if rounding spoils it."""
     evidence = spectral_evidence(laplace)
 
     def arguments() -> tuple[Tensor, Tensor]:
@@ -192,8 +202,7 @@ def _search_spectrum(
         return laplace.prior.variances()[0].to(noise), noise
 
     def objective() -> Tensor:
-        modules = (laplace.prior, laplace.likelihood)
-        return evidence(*arguments()) + log_hyperprior(modules)
+        return evidence(*arguments()) + log_prior()
 
     start = [p.detach().clone() for p in parameters]
     best, best_values, evaluations = None, start, 0
@@ -206,6 +215,7 @@ def _search_spectrum(
     _set(parameters, best_values)
     with torch.no_grad():
         if best is None or not evidence.resolved(*arguments()):
+            _set(parameters, start)
             return None
     return Search(best.value, best.gradient_norm, evaluations)
 

@@ -1,9 +1,9 @@
 """Linearised Laplace: posterior, posterior mean and evidence at the current hyperparameters.
 
-    log q(D) = log p(y | f(theta)) - ½ |Sigma0^{-1/2} (theta - mu0)|² - ½ log det(I + Phi Phi^T)
+    log q(D) = log p(y | f(θ)) - ½ |Σ0^{-1/2} (θ - μ0)|² - ½ log det(I + Φ Φᵀ)
 
-at theta = theta* with f = f(x; theta*) (mean="network"), or at the optimum of the linearised model with
-f = f_lin(x, theta) (mean="refit", where for Gaussian noise it is the exact evidence of that model).
+at θ = θ* with f = f(x; θ*) (mean="network"), or at the optimum of the linearised model with
+f = f_lin(x, θ) (mean="refit": for Gaussian noise, the exact evidence of that model).
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ class LinearizedLaplace:
         return self.method(self.training, self.prior, root)
 
     def prior_deviation(self) -> Tensor:
-        """mu0 - theta*, (P,)."""
+        """μ0 - θ*, (P,)."""
         weights = self.training.linearized.weights()
         return self.prior.mean.to(weights) - weights
 
     def prior_outputs(self) -> Tensor:
-        """f_lin at the prior's mean, f* + J (mu0 - theta*), (N x C)."""
+        """f_lin at the prior's mean, f* + J (μ0 - θ*), (N x C)."""
 
         def make() -> Tensor:
             deviation = self.prior_deviation().unsqueeze(-1)
@@ -97,7 +97,7 @@ class LinearizedLaplace:
         return e, outputs + moved
 
     def weight_shift(self) -> Tensor | None:
-        """theta - theta* of the posterior's mean, (P,); None when that is the network's own."""
+        """θ - θ* of the posterior's mean, (P,); None when that is the network's own."""
         if self.mean == "network":
             return None
         with torch.no_grad():

@@ -15,9 +15,9 @@ from lingp.priors import Prior
 
 
 class Posterior(ABC):
-    """Posterior of whitened weights e: theta = mean + Sigma0^{1/2} e, Cov e = (I + Phi^T Phi)^-1.
+    """Posterior of whitened weights e: θ = mean + Σ0^{1/2} e, Cov e = (I + Φᵀ Φ)⁻¹.
 
-    Phi = R^T J Sigma0^{1/2} is the whitened Jacobian at the training data. Everything is
+    Φ = Rᵀ J Σ0^{1/2} is the whitened Jacobian at the training data. Everything is
     differentiable in the prior's variances and in R when it was built with grad mode on.
 
     Parameters
@@ -39,15 +39,15 @@ class Posterior(ABC):
 
     @abstractmethod
     def log_determinant(self) -> Tensor:
-        """log det(I + Phi Phi^T), 0-d."""
+        """log det(I + Φ Φᵀ), 0-d."""
 
     @abstractmethod
     def solve(self, z: Tensor) -> Tensor:
-        """(I + Phi^T Phi)^-1 Phi^T z, (P,): the minimiser of |z - Phi e|^2 + |e|^2; z (N x K)."""
+        """(I + Φᵀ Φ)⁻¹ Φᵀ z, (P,): the minimiser of |z - Φ e|^2 + |e|^2; z (N x K)."""
 
     @abstractmethod
     def covariance(self, factors: Factors) -> Tensor:
-        """Phi* (I + Phi^T Phi)^-1 Phi*^T with Phi* = J* Sigma0^{1/2}, (n·C x n·C)."""
+        """Φ* (I + Φᵀ Φ)⁻¹ Φ*ᵀ with Φ* = J* Σ0^{1/2}, (n·C x n·C)."""
 
     @abstractmethod
     def marginal_covariance(self, factors: Factors) -> Tensor:
@@ -62,11 +62,11 @@ class Posterior(ABC):
         """Memory that `marginal_covariance` takes for one row of inputs."""
 
     def whitened_product(self, e: Tensor) -> Tensor:
-        """Phi e: (P x S) -> (N x K x S)."""
+        """Φ e: (P x S) -> (N x K x S)."""
         return self.root.t_apply(self.training.matmul(self.scale.unsqueeze(-1) * e))
 
     def whitened_t_product(self, w: Tensor) -> Tensor:
-        """Phi^T w: (N x K x S) -> (P x S)."""
+        """Φᵀ w: (N x K x S) -> (P x S)."""
         return self.scale.unsqueeze(-1) * self.training.t_matmul(self.root.apply(w))
 
     def _standard_normal(self, *shape: int, generator: torch.Generator | None) -> Tensor:

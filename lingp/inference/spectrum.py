@@ -1,14 +1,13 @@
 """The evidence of an isotropic prior and one noise variance, from one eigendecomposition.
 
-With J J^T = U diag(lambda) U^T, prior variance v and noise s, the evidence is a sum over
+With J Jᵀ = U diag(λ) Uᵀ, prior variance v and noise s, the evidence is a sum over
 eigenvalues,
 
-    network mean  -½ [ N·C log 2πs + Σ_i log(1 + v lambda_i/s) + |y - f*|²/s + |theta* - mu0|²/v ]
-    refit mean    -½ [ N·C log 2πs + Σ_i log(1 + v lambda_i/s) + Σ_i u_i²/(s + v lambda_i) + rest/s
-    ]
+    network mean  -½ [ N·C log 2πs + Σ_i log(1 + v λ_i/s) + |y - f*|²/s + |θ* - μ0|²/v ]
+    refit mean    -½ [ N·C log 2πs + Σ_i log(1 + v λ_i/s) + Σ_i u_i²/(s + v λ_i) + rest/s ]
 
-with u = U^T (y - f_lin(mu0)) and `rest` the part of its square outside the range of J. Any number
-of values of v and s then costs nothing. J^T J has the same eigenvalues and serves when P < N·C.
+with u = Uᵀ (y - f_lin(μ0)) and `rest` the part of its square outside the range of J. Any number
+of values of v and s then costs nothing. Jᵀ J has the same eigenvalues and serves when P < N·C.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ class SpectralEvidence:
     Attributes
     ----------
     eigenvalues
-        Of J J^T or J^T J, (k,).
+        Of J Jᵀ or Jᵀ J, (k,).
     misfit
         u_i², (k,); zero for mean="network".
     rest
         Square of what no prior variance can explain: |y - f*|² for mean="network".
     weights
-        |theta* - mu0|² for mean="network", else zero.
+        |θ* - μ0|² for mean="network", else zero.
     num_values
         N·C.
     """

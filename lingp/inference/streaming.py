@@ -1,7 +1,7 @@
-"""M^T M and the triangular factor of M = [rows of many blocks], one block in memory at a time.
+"""Mᵀ M and the triangular factor of M = [rows of many blocks], one block in memory at a time.
 
-    gram       H = S + sum_i M_i^T M_i
-    triangle   T upper, T^T T = S^T S + sum_i M_i^T M_i, from QR of the stacked blocks
+    gram       H = S + Σ_i M_iᵀ M_i
+    triangle   T upper, Tᵀ T = Sᵀ S + Σ_i M_iᵀ M_i, from QR of the stacked blocks
 
 Both are differentiable in the tensors that the blocks are made from. The backward pass makes each
 block again, so that memory stays that of one block and of the result. The triangle never forms the
@@ -22,12 +22,12 @@ Blocks = Callable[..., Iterator[Tensor]]
 
 
 def streamed_gram(blocks: Blocks, start: Tensor, *inputs: Tensor) -> Tensor:
-    """start + sum_i M_i^T M_i, (n x n), differentiable in `inputs`."""
+    """start + Σ_i M_iᵀ M_i, (n x n), differentiable in `inputs`."""
     return _Gram.apply(blocks, start, *inputs)
 
 
 def streamed_triangle(blocks: Blocks, start: Tensor, *inputs: Tensor) -> Tensor:
-    """Upper triangular T with positive diagonal, T^T T = start^T start + sum_i M_i^T M_i.
+    """Upper triangular T with positive diagonal, Tᵀ T = startᵀ start + Σ_i M_iᵀ M_i.
 
     Parameters
     ----------
@@ -78,8 +78,8 @@ class _Triangle(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        # dT = U(T^-T dB T^-1) T with B = T^T T, U: upper triangle with half the diagonal, so that
-        # the gradient in a block is 2 M T^-1 Y T^-T with Y = sym U(grad T^T).
+        # dT = U(T⁻ᵀ dB T⁻¹) T with B = Tᵀ T, U: upper triangle with half the diagonal, so that
+        # the gradient in a block is 2 M T⁻¹ Y T⁻ᵀ with Y = sym U(grad Tᵀ).
         triangle = ctx.saved_tensors[0]
         y = (grad @ triangle.mT).triu()
         y.diagonal().mul_(0.5)

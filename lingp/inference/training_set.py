@@ -17,10 +17,10 @@ DENSE_CHUNK_BYTES = 1 << 27
 
 
 class TrainingSet:
-    """Outputs f(x_n; theta*), targets and the Jacobian J (N·C x P), in batches.
+    """Outputs f(x_n; θ*), targets and the Jacobian J (N·C x P), in batches.
 
     The factors of J are kept where memory allows; else each pass over J computes them again. What
-    doesn't depend on hyperparameters is computed once: `unit_gram` J J^T and `unit_ggn` J^T J.
+    doesn't depend on hyperparameters is computed once: `unit_gram` J Jᵀ and `unit_ggn` Jᵀ J.
 
     Parameters
     ----------
@@ -164,18 +164,18 @@ class TrainingSet:
         return _Product.apply(v, self)
 
     def t_matmul(self, u: Tensor) -> Tensor:
-        """J^T u: (N x C x S) -> (P x S), differentiable in u."""
+        """Jᵀ u: (N x C x S) -> (P x S), differentiable in u."""
         return _TransposedProduct.apply(u, self)
 
     def unit_gram(self) -> Tensor:
-        """J J^T, (N·C x N·C), computed once."""
+        """J Jᵀ, (N·C x N·C), computed once."""
         if self._unit_gram is None:
             with torch.no_grad():
                 self._unit_gram = gram(self.factors())
         return self._unit_gram
 
     def unit_ggn(self) -> Tensor:
-        """J^T J, (P x P), computed once."""
+        """Jᵀ J, (P x P), computed once."""
         if self._unit_ggn is None:
             with torch.no_grad():
                 self._unit_ggn = streamed_gram(
@@ -186,7 +186,7 @@ class TrainingSet:
 
     def tracked_dense_chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """`dense_chunks` under a progress bar."""
-        return track(self.dense_chunks(), "accumulating J^T J", show=self.progress)
+        return track(self.dense_chunks(), "accumulating Jᵀ J", show=self.progress)
 
 
 class _Product(torch.autograd.Function):
@@ -203,7 +203,7 @@ class _Product(torch.autograd.Function):
 
 
 class _TransposedProduct(torch.autograd.Function):
-    """J^T u; its adjoint is `_Product`."""
+    """Jᵀ u; its adjoint is `_Product`."""
 
     @staticmethod
     def forward(ctx, u: Tensor, training: TrainingSet) -> Tensor:  # type: ignore[no-untyped-def]

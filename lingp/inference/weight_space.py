@@ -1,4 +1,4 @@
-"""Exact inference by a Cholesky factorisation of I + Phi^T Phi, (P x P)."""
+"""Exact inference by a Cholesky factorisation of I + Φᵀ Φ, (P x P)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lingp.priors import Prior
 
 
 class WeightSpace(Posterior):
-    """L L^T = I + Phi^T Phi, accumulated over chunks of rows.
+    """L Lᵀ = I + Φᵀ Φ, accumulated over chunks of rows.
 
-        log det     2 sum_i log L_ii
-        Cov f*      V^T V,  V = L^-1 Phi*^T
-        sample      L^-T e,  e ~ N(0, I_P)
+        log det     2 Σ_i log L_ii
+        Cov f*      Vᵀ V,  V = L⁻¹ Φ*ᵀ
+        sample      L⁻ᵀ e,  e ~ N(0, I_P)
 
     Memory is a few P x P matrices, free of N.
     """
@@ -36,7 +36,7 @@ class WeightSpace(Posterior):
         )
 
     def _whitened_rows(self, scale: Tensor, *root: Tensor) -> Iterator[Tensor]:
-        """Blocks of rows of Phi."""
+        """Blocks of rows of Φ."""
         for block in _weighted_rows(self.training, self.root.with_tensors(*root)):
             yield block * scale
 
@@ -46,12 +46,12 @@ class WeightSpace(Posterior):
     def solve(self, z: Tensor) -> Tensor:
         z = z.unsqueeze(-1)
         e = torch.cholesky_solve(self.whitened_t_product(z), self.factor)
-        # one step of refinement: the residual is computed with Phi, not with its square
+        # one step of refinement: the residual is computed with Φ, not with its square
         gradient = self.whitened_t_product(z - self.whitened_product(e)) - e
         return (e + torch.cholesky_solve(gradient, self.factor)).squeeze(-1)
 
     def _half(self, factors: Factors) -> Tensor:
-        """L^-1 Phi*^T, (P x n·C)."""
+        """L⁻¹ Φ*ᵀ, (P x n·C)."""
         rows = factors.jacobian().flatten(0, 1) * self.scale  # (n·C, P)
         return torch.linalg.solve_triangular(self.factor, rows.mT, upper=False)
 
@@ -73,7 +73,7 @@ class WeightSpace(Posterior):
 
 
 def _weighted_ggn(training: TrainingSet, root: CurvatureRoot) -> Tensor:
-    """J^T R R^T J, (P x P), differentiable in R."""
+    """Jᵀ R Rᵀ J, (P x P), differentiable in R."""
     if isinstance(root, UniformRoot):
         return root.scale.square() * training.unit_ggn()
 
@@ -85,6 +85,6 @@ def _weighted_ggn(training: TrainingSet, root: CurvatureRoot) -> Tensor:
 
 
 def _weighted_rows(training: TrainingSet, root: CurvatureRoot) -> Iterator[Tensor]:
-    """Blocks of rows of R^T J."""
+    """Blocks of rows of Rᵀ J."""
     for rows, jacobian in training.tracked_dense_chunks():
         yield root.rows(rows).t_apply(jacobian).flatten(0, 1)

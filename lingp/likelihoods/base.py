@@ -15,8 +15,8 @@ from lingp.likelihoods.roots import CurvatureRoot
 class Likelihood(gpytorch.Module, ABC):
     """p(y | f) for one datum with C latent outputs f, independent over data.
 
-    residual        r = grad_f log p(y | f)                                  (N x C)
-    curvature root  R R^T = Lambda = -grad_f^2 log p(y | f), or its GGN form (N x C x K)
+    residual        r = ∇_f log p(y | f)                                  (N x C)
+    curvature root  R Rᵀ = Λ = -∇²_f log p(y | f), or its GGN form (N x C x K)
 
     Latent outputs are always flat, `f` (N x C); `check_targets` brings targets into the form that
     the other methods take. Every method is differentiable in the hyperparameters.
@@ -42,11 +42,11 @@ class Likelihood(gpytorch.Module, ABC):
 
     @abstractmethod
     def residual(self, y: Tensor, f: Tensor) -> Tensor:
-        """r = grad_f log p(y | f), (N x C)."""
+        """r = ∇_f log p(y | f), (N x C)."""
 
     @abstractmethod
     def curvature_root(self, y: Tensor, f: Tensor) -> CurvatureRoot:
-        """R with R R^T = Lambda at f."""
+        """R with R Rᵀ = Λ at f."""
 
     @abstractmethod
     def whitened_residual(self, y: Tensor, f: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Curvature roots R: Lambda_n = R_n R_n^T, the second half of the whitened Jacobian.
+"""Curvature roots R: Λ_n = R_n R_nᵀ, the second half of the whitened Jacobian.
 
-    Phi = R^T J Sigma0^{1/2},     R = blockdiag(R_n),     R_n (C x K)
+    Φ = Rᵀ J Σ0^{1/2},     R = blockdiag(R_n),     R_n (C x K)
 
 A root multiplies tensors whose first two axes are data and outputs. Its kinds differ only in what
 they store, so that noise of one size never becomes N matrices.
@@ -31,7 +31,7 @@ class CurvatureRoot(ABC):
 
     @abstractmethod
     def t_apply(self, v: Tensor) -> Tensor:
-        """R^T v: (N x C x S) -> (N x K x S)."""
+        """Rᵀ v: (N x C x S) -> (N x K x S)."""
 
     @abstractmethod
     def rows(self, index: slice) -> CurvatureRoot:
@@ -50,7 +50,7 @@ class CurvatureRoot(ABC):
         return self.with_tensors(*(t.detach() for t in self.tensors()))
 
     def congruence(self, gram: Tensor) -> Tensor:
-        """R^T G R for a symmetric G: (N·C x N·C) -> (N·K x N·K)."""
+        """Rᵀ G R for a symmetric G: (N·C x N·C) -> (N·K x N·K)."""
         size = self.num_data * self.rank
         half = self.t_apply(gram.reshape(self.num_data, self.num_outputs, -1))  # (N, K, N·C)
         half = half.reshape(size, -1).mT.reshape(self.num_data, self.num_outputs, size)

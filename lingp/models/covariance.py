@@ -14,7 +14,7 @@ from lingp.operators.exact import ExactDenseLinearOperator
 class PosteriorCovariance(ExactDenseLinearOperator):
     """A dense PSD matrix S (n x n), of any rank.
 
-    `root_decomposition` gives a square root, S = A A^T with A (n x n), so that samples, with and
+    `root_decomposition` gives a square root, S = A Aᵀ with A (n x n), so that samples, with and
     without base samples, work when rows repeat or there are more of them than weights.
     """
 
@@ -36,7 +36,7 @@ class PosteriorCovariance(ExactDenseLinearOperator):
 
 
 def square_root(matrix: Tensor) -> Tensor:
-    """A with A A^T = matrix, (n x n), for a PSD matrix of any rank."""
+    """A with A Aᵀ = matrix, (n x n), for a PSD matrix of any rank."""
     size = matrix.shape[-1]
     largest = matrix.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=0)
     # what rounding has done to the matrix already

@@ -42,9 +42,9 @@ _DENSE_LIMIT = 1 << 28  # bytes; larger pieces are no faster
 
 
 class LinearizedGP:
-    """The Gaussian process f(x) ~ N( f(x; theta*), J(x) Cov(theta) J(x)^T ) of a trained network.
+    """The Gaussian process f(x) ~ N( f(x; θ*), J(x) Cov(θ) J(x)ᵀ ) of a trained network.
 
-    The network is linearised in its weights at theta*, which have prior N(mu0, Sigma0). The network
+    The network is linearised in its weights at θ*, which have prior N(μ0, Σ0). The network
     you give is copied; it, its mode, gradients and random state are never touched.
 
     Parameters
@@ -313,8 +313,12 @@ class LinearizedGP:
         state = "not fitted" if self._choice is None else str(self._choice)
         return (
             f"LinearizedGP(\n  {self.linearized.num_parameters} weights, mean={self._mean!r}, "
-            f"{self.dtype}\n  {self.prior}\n  {self.likelihood}\n  {state}\n)"
+            f"{self.dtype}\n  {_one_line(self.prior)}\n  {_one_line(self.likelihood)}\n  {state}\n)"
         )
+
+
+def _one_line(module: nn.Module) -> str:
+    return f"{type(module).__name__}({module.extra_repr()})"
 
 
 def _moved(outputs: Tensor, factors: Factors, shift: Tensor | None) -> Tensor:

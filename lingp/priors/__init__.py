@@ -1,4 +1,4 @@
-"""Gaussian priors on the network's weights: theta ~ N(mu0, Sigma0)."""
+"""Gaussian priors on the network's weights: θ ~ N(μ0, Σ0)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Prior(gpytorch.Module, ABC):
-    """A Gaussian prior on the weights, theta ~ N(mu0, Sigma0), Sigma0 = blockdiag(v_l I).
+    """A Gaussian prior on the weights, θ ~ N(μ0, Σ0), Σ0 = blockdiag(v_l I).
 
     `v_l` is the prior variance of the l-th parameter tensor. A prior is written down before the
     network is known and learns the parameter tensors' names from `bind`.
@@ -25,7 +25,7 @@ class Prior(gpytorch.Module, ABC):
     Parameters
     ----------
     mean
-        mu0: a number, or one value per weight as a flat (P,) tensor.
+        μ0: a number, or one value per weight as a flat (P,) tensor.
     """
 
     mean: Tensor
@@ -33,7 +33,7 @@ class Prior(gpytorch.Module, ABC):
     raw_precision: torch.nn.Parameter
 
     isotropic: bool = False
-    """Whether Sigma0 = v I, one v for all weights: one eigendecomposition then serves every v."""
+    """Whether Σ0 = v I, one v for all weights: one eigendecomposition then serves every v."""
 
     def __init__(self, mean: float | Tensor = 0.0) -> None:
         super().__init__()

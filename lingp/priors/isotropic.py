@@ -9,14 +9,14 @@ from lingp.priors.base import Prior, as_precision
 
 
 class Isotropic(Prior):
-    """theta ~ N(mu0, I / precision): one precision for all weights.
+    """θ ~ N(μ0, I / precision): one precision for all weights.
 
     Parameters
     ----------
     precision
         1 / variance of every weight.
     mean
-        mu0, a number or a flat (P,) tensor.
+        μ0, a number or a flat (P,) tensor.
     precision_constraint
         A GPyTorch constraint for `raw_precision`; positive through `exp` by default.
 

@@ -12,7 +12,7 @@ from lingp.priors.base import Prior, as_precision
 
 
 class Layerwise(Prior):
-    """theta_l ~ N(mu0_l, I / precision_l): one precision per parameter tensor.
+    """θ_l ~ N(μ0_l, I / precision_l): one precision per parameter tensor.
 
     Parameters
     ----------
@@ -20,7 +20,7 @@ class Layerwise(Prior):
         One number for all tensors to start from, a tensor (L,), or a mapping from the name of each
         parameter tensor to its precision.
     mean
-        mu0, a number or a flat (P,) tensor.
+        μ0, a number or a flat (P,) tensor.
     precision_constraint
         A GPyTorch constraint for `raw_precision`; positive through `exp` by default.
 

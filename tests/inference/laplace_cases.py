@@ -115,7 +115,7 @@ def dense_jacobian(net: nn.Module, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Dense:
-    """The textbook formulas, with Sigma0^-1, Lambda^-1 and all."""
+    """The textbook formulas, with Σ0⁻¹, Λ⁻¹ and all."""
 
     log_evidence: Tensor
     covariance: Tensor
@@ -150,7 +150,7 @@ def dense_reference(
             - 0.5 * (torch.logdet(precision) + variances.log().sum())
         )
         return Dense(evidence, covariance, outputs_test)
-    # the exact Gaussian process: prior mean f* + J (mu0 - theta*), kernel J Sigma0 J^T
+    # the exact Gaussian process: prior mean f* + J (μ0 - θ*), kernel J Σ0 Jᵀ
     kernel = (jacobian * variances) @ jacobian.mT
     kernel_test = (jacobian_test * variances) @ jacobian.mT
     offset = outputs + jacobian @ (prior.mean - weights)

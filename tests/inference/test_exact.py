@@ -10,7 +10,7 @@ MEANS = ["network", "refit"]
 
 
 def close(actual, expected, rtol=1e-8):
-    """Relative to the largest entry: small entries of a covariance are differences of large ones."""
+    """Relative to the largest entry: small covariances are differences of large numbers."""
     scale = float(expected.detach().abs().max())
     torch.testing.assert_close(actual, expected, rtol=0, atol=rtol * scale)
 

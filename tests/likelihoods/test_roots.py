@@ -1,0 +1,70 @@
+"""Curvature roots: every kind equals the dense block diagonal matrix it stands for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lingp.likelihoods import DenseRoot, DiagonalRoot, UniformRoot
+
+N, C, K, S = 4, 3, 2, 5
+
+
+def tensor(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+ROOTS = {
+    "uniform": (lambda t: UniformRoot(t, N, C), torch.tensor(0.8, dtype=torch.float64)),
+    "diagonal": (DiagonalRoot, tensor(N, C)),
+    "square": (DenseRoot, tensor(N, C, C)),
+    "tall": (DenseRoot, tensor(N, C, K)),
+    "wide": (DenseRoot, tensor(N, C, C + 1)),
+}
+
+
+def dense(root):
+    """R as an (N·C x N·K) matrix."""
+    blocks = root.apply(torch.eye(root.rank, dtype=torch.float64).expand(N, -1, -1))
+    return torch.block_diag(*blocks)
+
+
+@pytest.mark.parametrize("kind", ROOTS)
+def test_products_are_those_of_the_dense_matrix(kind):
+    make, values = ROOTS[kind]
+    root = make(values)
+    matrix = dense(root)
+    v, w = tensor(N, C, S, seed=1), tensor(N, root.rank, S, seed=2)
+    close = torch.testing.assert_close
+    close(root.apply(w).flatten(0, 1), matrix @ w.flatten(0, 1))
+    close(root.t_apply(v).flatten(0, 1), matrix.mT @ v.flatten(0, 1))
+    gram = tensor(N * C, N * C, seed=3)
+    gram = gram @ gram.mT
+    close(root.congruence(gram), matrix.mT @ gram @ matrix)
+    rows = slice(1, 3)
+    close(root.rows(rows).apply(w[rows]), root.apply(w)[rows])
+    assert root.rows(rows).num_data == 2
+
+
+@pytest.mark.parametrize("kind", ROOTS)
+def test_products_are_differentiable_in_the_root(kind):
+    make, values = ROOTS[kind]
+    gram = tensor(N * C, N * C, seed=3)
+    gram = gram @ gram.mT
+    v, w = tensor(N, C, S, seed=1), tensor(N, make(values).rank, S, seed=2)
+
+    def function(values):
+        root = make(values)
+        return root.apply(w).sum() + root.t_apply(v).sin().sum() + root.congruence(gram).sum()
+
+    assert torch.autograd.gradcheck(function, values.clone().requires_grad_())
+
+
+@pytest.mark.parametrize("kind", ROOTS)
+def test_detach_and_with_tensors_keep_the_kind(kind):
+    make, values = ROOTS[kind]
+    root = make(values.clone().requires_grad_())
+    detached = root.detach()
+    assert type(detached) is type(root)
+    assert not detached.tensors()[0].requires_grad
+    assert torch.equal(root.with_tensors(2 * values).tensors()[0], 2 * values)
