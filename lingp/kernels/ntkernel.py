@@ -9,7 +9,7 @@ import torch
 from linear_operator.operators import LinearOperator
 from torch import Tensor, nn
 
-from lingp.kernels.composite import ExactKernel
+from lingp.kernels.exact_kernel import SolvedExactly, warn_if_solved_iteratively
 from lingp.kernels.frozen_network import FrozenNetwork
 from lingp.linearization import Factors, LinearizedNetwork, ParameterSelection
 from lingp.operators.exact import ExactDenseLinearOperator
@@ -17,13 +17,13 @@ from lingp.operators.ntk import NTKLinearOperator
 from lingp.priors import Prior, as_prior
 
 
-class NTKernel(ExactKernel):
+class NTKernel(SolvedExactly):
     """K(x, x') = J(x) Σ0 J(x')ᵀ with J(x) = ∂f(x; θ)/∂θ at the trained weights, θ ~ N(μ0, Σ0).
 
     With C outputs it is a multi-output kernel: (N·C) x (M·C), rows `n·C + c`, the order of an
     interleaved `MultitaskMultivariateNormal`. Evaluation is lazy: what comes back knows products,
     its diagonal and its rows without the matrix. Solves are dense Cholesky at every size, also of
-    sums and products that begin with this kernel; see `lingp.operators.exact`.
+    sums and products that begin with this kernel; others have to be wrapped in `ExactKernel`.
 
     The network is frozen. Its weights are no hyperparameters and not among `parameters()`; they
     follow `.to(device, dtype)` and are in `state_dict()`. Results have the network's dtype:
@@ -125,6 +125,8 @@ class NTKernel(ExactKernel):
                 "last_dim_is_batch: a network has no kernel over single input dimensions"
             )
         same = _same_inputs(x1, x2)
+        if same and not diag:
+            warn_if_solved_iteratively(x1.shape[-2] * self.network.num_outputs(x1))
         left = self.network.factors(x1)
         right = left if same else self.network.factors(x2)
         variances = self.prior.variances().to(dtype=self.dtype, device=self.device)

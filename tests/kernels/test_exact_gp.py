@@ -4,6 +4,8 @@ Past 800 rows GPyTorch solves by conjugate gradients to a tolerance of 1 (0.01 w
 is far off on these spectra. Models that begin with an NTKernel stay exact.
 """
 
+import warnings
+
 import gpytorch
 import linear_operator
 import pytest
@@ -12,7 +14,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from kernel_cases import DenseGP, ExactModel, dense_jacobian, make_data, make_network
 from linear_operator.utils.warnings import NumericalWarning
 
-from lingp.kernels import ExactAdditiveKernel, NetworkMean, NTKernel
+from lingp.kernels import ExactKernel, NetworkMean, NTKernel
 from lingp.priors import Layerwise
 
 NOISE, PRECISION = 1 / 64, 0.5  # exact in float32, in which GPyTorch reads Python numbers
@@ -66,7 +68,10 @@ def check(model, likelihood, dense, cross, test_covar, x, y, x_test, test_mean=0
     return value
 
 
-@pytest.mark.parametrize("form", ["ntk", "scaled", "sum", "explicit sum", "scaled sum", "product"])
+FORMS = ["ntk", "scaled", "sum", "other first", "scaled first", "scaled sum", "product"]
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_likelihood_and_prediction(problem, form):
     net, x, y, x_test = problem
     j, k = dense_jacobian(net, x), dense_jacobian(net, x_test)
@@ -84,9 +89,13 @@ def test_likelihood_and_prediction(problem, form):
     elif form == "product":
         kernel, expected = kernel * rbf_kernel, [a * b for a, b in zip(ntk, rbf, strict=True)]
     else:
-        total = (
-            ExactAdditiveKernel(rbf_kernel, kernel) if "explicit" in form else kernel + rbf_kernel
-        )
+        total = kernel + rbf_kernel
+        if form == "other first":
+            total = ExactKernel(rbf_kernel + kernel)
+        elif form == "scaled first":
+            scaled = ScaleKernel(kernel).double()
+            scaled.outputscale = 1.0
+            total = ExactKernel(scaled + rbf_kernel)
         kernel, expected = total, [a + b for a, b in zip(ntk, rbf, strict=True)]
         if form == "scaled sum":
             kernel, expected = ScaleKernel(total).double(), [2.5 * a for a in expected]
@@ -225,3 +234,21 @@ def test_conditioning_on_more_data():
         f, whole = grown(x_test), model_of(30)(x_test)
     torch.testing.assert_close(f.mean, whole.mean, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(f.covariance_matrix, whole.covariance_matrix, rtol=1e-6, atol=1e-7)
+
+
+def test_a_sum_that_gpytorch_would_iterate_on_is_named():
+    """A kernel is not asked when it is added on the right: past 800 rows it says so."""
+    x, _ = make_data(810)
+    ntk, rbf = NTKernel.from_model(make_network()), RBFKernel().double()
+    for kernel in (rbf + ntk, rbf * ntk, ScaleKernel(ntk).double() + rbf):
+        with pytest.warns(NumericalWarning, match="ExactKernel"):
+            kernel(x).evaluate_kernel()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ExactKernel(kernel)(x).evaluate_kernel()
+            kernel(x[:50]).evaluate_kernel()
+            kernel(x, x[:50]).evaluate_kernel()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kernel in (ntk, ScaleKernel(ntk).double(), ntk + rbf, (ntk * rbf) + ntk):
+            kernel(x).evaluate_kernel()
