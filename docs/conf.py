@@ -10,9 +10,9 @@ release = version = installed_version("lingp")
 
 extensions = [
     "myst_parser",
+    "numpydoc",
     "sphinx.ext.autodoc",
     "sphinx.ext.mathjax",
-    "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
 source_suffix = {".md": "markdown"}
@@ -22,8 +22,8 @@ default_role = "code"  # single backticks in docstrings
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 
-napoleon_google_docstring = False
-napoleon_use_rtype = False
+numpydoc_show_class_members = False
+autosummary_generate = False  # numpydoc loads autosummary, which is not used
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 
@@ -39,5 +39,5 @@ def escape_formulas(app, what, name, obj, options, lines):
 
 
 def setup(app):
-    # Before napoleon (priority 500), which writes markup of its own.
+    # Before numpydoc (priority 500), which writes markup of its own.
     app.connect("autodoc-process-docstring", escape_formulas, priority=100)
