@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -116,13 +117,34 @@ def choose_space(
 
 
 def available_memory(device: torch.device) -> float:
-    """Bytes that can still be allocated on `device`."""
+    """Bytes that can still be allocated on `device`, as far as the system tells."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
+    known = [m for m in (_system_memory(), _container_memory()) if m is not None]
+    return min(known, default=4.0 * 2**30)
+
+
+def _system_memory() -> float | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024.0 * int(line.split()[1])
+    except (OSError, ValueError):
+        pass  # not Linux
     try:
         return float(os.sysconf("SC_AVPHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):  # not on every platform
-        return 4.0 * 2**30
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _container_memory() -> float | None:
+    """What the control group leaves, if it sets a limit."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        return float(limit - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # no such group, or "max": no limit
+        return None
 
 
 def format_bytes(count: float) -> str:

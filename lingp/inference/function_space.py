@@ -35,7 +35,7 @@ class FunctionSpace(Posterior):
         else:
             kernel = gram(training.factors(), variances=self.variances)
         squared = root.congruence(kernel)
-        squared = squared + torch.eye(len(squared), dtype=kernel.dtype, device=kernel.device)
+        squared.diagonal().add_(1)
         self.factor, self.from_qr = cholesky_factor(
             squared, self._whitened_columns, self.variances, *root.tensors()
         )

@@ -194,7 +194,7 @@ def _search_spectrum(
     threshold: float,
     max_evaluations: int,
 ) -> Search | None:
-    """The search by eigenvalues, from several starts; None, nothing moved, if rounding spoils it."""
+    """The search by eigenvalues from several starts; None, nothing moved, if rounding spoils it."""
     evidence = spectral_evidence(laplace)
 
     def arguments() -> tuple[Tensor, Tensor]:

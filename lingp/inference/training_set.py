@@ -27,7 +27,7 @@ class TrainingSet:
     linearized
         The network.
     inputs
-        Batches of inputs.
+        Batches of inputs; may be empty where factors are given.
     outputs, targets
         Of all batches, (N x C).
     factors
@@ -95,7 +95,7 @@ class TrainingSet:
         num_data = sum(len(y) for y in targets)
         return cls(
             linearized,
-            inputs,
+            [] if kept else inputs,
             torch.cat(outputs),
             torch.cat(targets),
             factors if kept else None,

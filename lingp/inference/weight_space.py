@@ -30,7 +30,7 @@ class WeightSpace(Posterior):
         super().__init__(training, prior, root)
         ggn = _weighted_ggn(training, root)
         squared = self.scale.unsqueeze(-1) * ggn * self.scale
-        squared = squared + torch.eye(len(squared), dtype=ggn.dtype, device=ggn.device)
+        squared.diagonal().add_(1)
         self.factor, self.from_qr = cholesky_factor(
             squared, self._whitened_rows, self.scale, *root.tensors()
         )

@@ -103,7 +103,7 @@ def _from_arrays(x: Any, y: Any) -> Iterator[tuple[Inputs, Tensor]]:
     _check_rows(inputs, targets, "")
     for start in range(0, len(targets), BATCH_SIZE):
         rows = slice(start, start + BATCH_SIZE)
-        yield rows_of(inputs, rows), targets[rows]
+        yield _own(rows_of(inputs, rows), targets[rows])
 
 
 def _from_iterable(data: Any) -> Iterator[tuple[Inputs, Tensor]]:
@@ -127,7 +127,12 @@ def _from_iterable(data: Any) -> Iterator[tuple[Inputs, Tensor]]:
         inputs = as_inputs(batch[0], f"inputs{where}")
         targets = as_tensor(batch[1], f"targets{where}")
         _check_rows(inputs, targets, where)
-        yield inputs, targets
+        yield _own(inputs, targets)
+
+
+def _own(inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor]:
+    """A copy: factors hold on to inputs, and what the user changes later must not reach them."""
+    return map_inputs(torch.clone, inputs), targets.clone()
 
 
 def _check_rows(inputs: Inputs, targets: Tensor, where: str) -> None:

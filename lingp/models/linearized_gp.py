@@ -104,7 +104,12 @@ class LinearizedGP:
         self.prior = as_prior(prior)
         self.inference = inference
         self.memory_budget = memory_budget
-        self.linearized = LinearizedNetwork(net, parameters, dtype=dtype)
+        self.linearized = LinearizedNetwork(
+            net,
+            parameters,
+            dtype=dtype,
+            memory_budget=None if memory_budget is None else max(1, memory_budget // 4),
+        )
         self.prior.bind(self.linearized.parameter_names)
         self._mean: Mean = mean
         self._laplace: LinearizedLaplace | None = None
@@ -176,7 +181,9 @@ class LinearizedGP:
             outputs, factors = self.linearized.factors(as_inputs(X))
             mean = _moved(outputs, factors, laplace.weight_shift())
             covariance = laplace.posterior().covariance(factors)
-        operator = PosteriorCovariance(0.5 * (covariance + covariance.mT))
+            covariance = 0.5 * (covariance + covariance.mT)
+            covariance.diagonal().clamp_(min=0)  # rounding can take a vanishing variance below zero
+        operator = PosteriorCovariance(covariance)
         if mean.shape[1] == 1:
             return MultivariateNormal(mean.squeeze(1), operator)
         return MultitaskMultivariateNormal(mean, operator)
@@ -259,6 +266,7 @@ class LinearizedGP:
         if self._laplace is None:
             raise RuntimeError("this LinearizedGP has no data yet: call fit(X, y) first")
         # prior and likelihood may have been exchanged since fit
+        self.prior = as_prior(self.prior).bind(self.linearized.parameter_names)
         self._laplace.prior, self._laplace.likelihood = self.prior, self.likelihood
         return self._laplace
 

@@ -261,7 +261,7 @@ def test_changing_anything_after_fit_is_seen_at_once():
         lambda gp: setattr(gp.prior, "precision", 7.0),
         lambda gp: gp.likelihood.raw_noise.data.add_(0.1),
         lambda gp: setattr(gp, "likelihood", Gaussian([0.1, 0.2, 0.3])),
-        lambda gp: setattr(gp, "prior", Layerwise(2.0).bind(gp.prior.names)),
+        lambda gp: setattr(gp, "prior", Layerwise(2.0)),
     )
     for change in changes:
         gp.predict(x)
