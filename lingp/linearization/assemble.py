@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lingp.linearization.blocks import Block, DenseBlock, LookupBlock, OuterBlock, Slot
-from lingp.linearization.rules.base import Dense, Lookup, Outer, Piece
+from lingp.linearization.rules.base import Dense, Outer, Piece
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ def uses_of_call(
         elif role in slots:
             slot, whole = slots[role]
             if isinstance(piece, Dense):
-                jacobian = _gradients(piece.jacobian.flatten(2), num_data, folded=False)
+                jacobian = piece.jacobian.reshape(*piece.jacobian.shape[:2], -1)
+                jacobian = _gradients(jacobian, num_data, folded=False)
                 yield Use(DenseBlock(jacobian, slot), whole)
             else:
                 index, scale = (_fold(t, num_data) for t in (piece.index, piece.scale))
@@ -115,7 +116,9 @@ def _gradients(g: Tensor, num_data: int, folded: bool = True) -> Tensor:
     """(C, B, S, ...) with B = N·R to (N, C, R·S, ...), contiguous; or (C, B, p) to (N, C, p), summed over R."""
     outputs = len(g)
     if g.shape[1] == num_data:
-        return g.transpose(0, 1).contiguous()
+        g = g.transpose(0, 1)
+        # Convolutions give (O, S) in memory; the copy keeps that, and so moves whole runs.
+        return g.mT.contiguous().mT if g.stride(-1) > g.stride(-2) else g.contiguous()
     g = g.unflatten(1, (num_data, -1)).transpose(0, 1)  # (N, C, R, S, ...)
     return g.reshape(num_data, outputs, -1, *g.shape[4:]) if folded else g.sum(2)
 

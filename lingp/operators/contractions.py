@@ -239,7 +239,7 @@ def _add_product_(kernel: Tensor, left: Tensor, right: Tensor, symmetric: bool) 
     if not symmetric:
         kernel.addmm_(left, right.T)
         return
-    step = max(256, -(-len(left) // 8))
+    step = max(64, -(-len(left) // 8))
     for start in range(0, len(left), step):
         stop = min(start + step, len(left))
         kernel[start:stop, :stop].addmm_(left[start:stop], right[:stop].T)

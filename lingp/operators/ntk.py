@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from linear_operator.operators import DenseLinearOperator, LinearOperator
 from linear_operator.utils.getitem import _equal_indices
-from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from lingp.linearization.factors import Factors
@@ -20,6 +19,7 @@ from lingp.operators.indexing import (
     whole_points,
 )
 from lingp.operators.jacobian import JacobianLinearOperator
+from lingp.operators.products import matrix_pays
 from lingp.operators.repeated import Unbatched
 
 # Points per piece where single blocks J_n Σ0 J'_mᵀ are wanted: each piece forms piece² of them.
@@ -29,8 +29,8 @@ _PAIRS = 16
 class NTKLinearOperator(Unbatched, CholeskySolved, LinearOperator):
     """K = J diag(variances) J'ᵀ; row `n·C + c` is output `c` of point `n`.
 
-    Symmetric (J' = J) unless a second Jacobian is given. Products, the diagonal and its C x C
-    blocks never form the matrix. What needs a factorisation (solves, log determinants, roots,
+    Symmetric (J' = J) unless a second Jacobian is given. The diagonal and its C x C blocks never form
+    the matrix; products form it once they have paid for it (see `lingp.operators.products`). What needs a factorisation (solves, log determinants, roots,
     samples) forms it and uses dense Cholesky at every size; see `lingp.operators.exact`.
 
     Use `NTKLinearOperator.from_factors(factors, other, variances)`; the constructor is
@@ -55,6 +55,8 @@ class NTKLinearOperator(Unbatched, CholeskySolved, LinearOperator):
         self.left = left
         self.right = left if right is None else right
         self.is_symmetric = right is None
+        self._dense: Tensor | None = None
+        self._spent = 0.0  # flops of products through the factors so far
 
     @classmethod
     def from_factors(
@@ -89,10 +91,11 @@ class NTKLinearOperator(Unbatched, CholeskySolved, LinearOperator):
             return diagonal_blocks(self.left.factors, self.variances)
         return paired_blocks(self.left.factors, self.right.factors, self.variances)
 
-    @cached
     def to_dense(self) -> Tensor:
-        other = None if self.is_symmetric else self.right.factors
-        return gram(self.left.factors, other, self.variances)
+        if self._dense is None:
+            other = None if self.is_symmetric else self.right.factors
+            self._dense = gram(self.left.factors, other, self.variances)
+        return self._dense
 
     def _size(self) -> torch.Size:
         return torch.Size((self.left.shape[0], self.right.shape[0]))
@@ -102,9 +105,19 @@ class NTKLinearOperator(Unbatched, CholeskySolved, LinearOperator):
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         matrix, shape = fold_columns(rhs)
+        if self._forms_matrix(matrix.shape[-1]):
+            return unfold_columns(self.to_dense() @ matrix, shape)
         weights = self.right._t_matmul(matrix)  # (P, K)
         weights = weights * expand_variances(self.left.factors, self.variances).unsqueeze(-1)
         return unfold_columns(self.left._matmul(weights), shape)
+
+    def _forms_matrix(self, width: int) -> bool:
+        """Whether a product of `width` columns goes through the matrix; counts what it spends."""
+        if self._dense is not None:
+            return True
+        other = None if self.is_symmetric else self.right.factors
+        pays, self._spent = matrix_pays(self.left.factors, other, width, self._spent)
+        return pays
 
     def _t_matmul(self, rhs: Tensor) -> Tensor:
         return self._transpose_nonbatch()._matmul(rhs)
