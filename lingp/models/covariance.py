@@ -21,9 +21,6 @@ class PosteriorCovariance(ExactDenseLinearOperator):
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
         return RootLinearOperator(DenseLinearOperator(square_root(self.to_dense())))
 
-    def _transpose_nonbatch(self) -> LinearOperator:
-        return self  # symmetric
-
     def _mul_constant(self, other: Tensor) -> LinearOperator:
         if bool((torch.as_tensor(other) < 0).any()):
             return super()._mul_constant(other)
