@@ -7,70 +7,42 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("quickstart")
-
 SCRIPT = Path(__file__).parents[1] / "examples" / "quickstart.py"
 
+ROW = re.compile(r"^(\S.*?)\s+(-?\d+\.\d+)\s+(-?\d+\.\d+)\s+(\d+) %$", re.MULTILINE)
+EVIDENCE = re.compile(r"^  (before|after)\s+(-?\d+\.\d)", re.MULTILINE)
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """What the quickstart printed, and the picture that it wrote."""
-    pytest.importorskip("matplotlib")
-    folder = tmp_path_factory.mktemp("quickstart")
+
+# One test and not one for each claim: it runs once, whatever process pytest-xdist gives it to.
+def test_quickstart(tmp_path):
+    image = pytest.importorskip("matplotlib.image")
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--output", "picture.png"],
-        cwd=folder,
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done, folder / "picture.png"
+    assert "Warning" not in done.stderr
 
-
-@pytest.fixture(scope="module")
-def table(run):
-    """RMSE, NLL and percentage inside the interval of each row of the table."""
-    rows = re.findall(r"^(.+?)\s+(-?\d+\.\d+)\s+(-?\d+\.\d+)\s+(\d+) %$", run[0].stdout, re.M)
-    return {name: tuple(map(float, numbers)) for name, *numbers in rows}
-
-
-def test_nothing_is_said_on_the_error_stream_but_progress(run):
-    complaints = [line for line in run[0].stderr.splitlines() if "Warning" in line]
-    assert complaints == []
-
-
-def test_table_has_the_three_rows(table):
+    # The table: a row each, with RMSE, NLL and the percentage inside the 90 % interval.
+    table = {name: tuple(map(float, numbers)) for name, *numbers in ROW.findall(done.stdout)}
     assert list(table) == [
         "network, tuned noise only (MAP)",
         'lingp, mean="network"',
         'lingp, mean="refit"',
     ]
-
-
-def test_the_network_keeps_its_mean_and_gains_better_error_bars(table):
-    alone, ours, _ = table.values()
-    assert ours[0] == alone[0]
-    assert ours[1] < alone[1]
-    assert 80 <= ours[2] <= 100
-
-
-def test_refitting_improves_on_this_split(table):
-    _, ours, refit = table.values()
-    assert refit[0] < ours[0]
+    alone, ours, refit = table.values()
+    assert ours[0] == alone[0], "the posterior mean is the network's output"
+    assert ours[1] < alone[1], "epistemic variance makes the better error bars"
+    assert refit[0] < ours[0], "on this split, refitting brings the mean closer"
     assert refit[1] < ours[1]
+    assert all(80 <= inside <= 100 for _, _, inside in table.values())
 
+    evidence = dict(EVIDENCE.findall(done.stdout))
+    assert float(evidence["after"]) > float(evidence["before"])
 
-def test_tuning_raises_the_evidence(run):
-    before, after = (
-        float(re.search(rf"^  {name}\s+(-?\d+\.\d)", run[0].stdout, re.M)[1])
-        for name in ("before", "after")
-    )
-    assert after > before
-
-
-def test_picture_is_a_png_with_something_on_it(run):
-    image = pytest.importorskip("matplotlib.image").imread(run[1])
-    height, width = image.shape[:2]
-    assert width > height > 500
-    assert image[..., :3].std() > 0.1
+    picture = image.imread(tmp_path / "picture.png")
+    assert picture.shape[1] > picture.shape[0] > 500
+    assert picture[..., :3].std() > 0.1, "something is drawn"
