@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+from math import ceil
 
 import pytest
 import torch
@@ -14,7 +15,12 @@ from linear_operator.operators import (
 from operator_cases import NETWORKS, dense_jacobian, make_root
 
 from lingp.linearization import LinearizedNetwork
-from lingp.operators import GGNLinearOperator, JacobianLinearOperator, NTKLinearOperator
+from lingp.operators import (
+    GGNLinearOperator,
+    JacobianLinearOperator,
+    NTKLinearOperator,
+    products,
+)
 from lingp.operators.exact import CholeskySolved, as_exact
 
 N, M = 6, 5
@@ -142,10 +148,20 @@ def test_diagonals_without_the_matrix(setting, monkeypatch):
 def test_products_without_the_matrix(setting, monkeypatch):
     v = torch.randn(3, N * setting.outputs, 2, dtype=torch.float64)
     w = torch.randn(M * setting.outputs, dtype=torch.float64)
+    monkeypatch.setattr(products, "DENSE_BYTES", 0)
     monkeypatch.setattr(NTKLinearOperator, "to_dense", None)
     close(setting.ntk @ v, setting.gram @ v)
     close(setting.cross_ntk @ w, setting.cross @ w)
     close(setting.cross_ntk.mT @ v, setting.cross.mT @ v)
+
+
+def test_products_form_the_matrix_once_they_have_paid_for_it(setting):
+    operator, v = setting.ntk, torch.randn(N * setting.outputs, 1, dtype=torch.float64)
+    factors = operator.left.factors
+    count = ceil(products.gram_flops(factors, None) / products.product_flops(factors, factors, 1))
+    for k in range(1, count + 2):
+        close(operator._matmul(v), setting.gram @ v)
+        assert (operator._dense is not None) == (k >= count)
 
 
 def test_multiples_keep_the_form(setting):
