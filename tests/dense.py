@@ -1,15 +1,13 @@
 """Dense Jacobians by plain autograd, one example and one output at a time: the reference."""
 
-import copy
-
 import torch
 
 from lingp.linearization.inputs import call_network, map_inputs, num_rows
 
 
 def dense_jacobian(net, x, parameters=None):
-    """∂f/∂θ in float64, (N, C, P), of the named parameters (default: all)."""
-    net = copy.deepcopy(net).double().eval()
+    """∂f/∂θ in float64, (N, C, P), of the named parameters (default: all). Converts `net` in place."""
+    net = net.double().eval()
     x = map_inputs(lambda t: t.detach().double() if t.is_floating_point() else t, x)
     named = dict(net.named_parameters())
     chosen = [named[name] for name in (parameters or named)]
@@ -22,7 +20,7 @@ def dense_jacobian(net, x, parameters=None):
         rows = []
         for f in out:
             grads = torch.autograd.grad(f, chosen, retain_graph=True, allow_unused=True)
-            filled = [torch.zeros_like(p) if g is None else g for p, g in zip(chosen, grads)]
+            filled = [torch.zeros_like(p) if g is None else g.to_dense() for p, g in zip(chosen, grads)]
             rows.append(torch.cat([g.reshape(-1) for g in filled]))
         examples.append(torch.stack(rows))
     return torch.stack(examples)

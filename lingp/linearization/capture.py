@@ -7,7 +7,7 @@ are seen like any layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FunctionType
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from lingp.linearization.rules.base import FUNCTION_RULES, Operation, Rule
+from lingp.linearization.rules.base import FUNCTION_RULES, IN_PLACE, Operation, Rule
 from lingp.linearization.rules.registry import MODULE_RULES, ModuleRule
 
 
@@ -39,22 +39,24 @@ class Record:
     names: Mapping[str, str]
     h: Tensor
     returned: Tensor
+    returned_version: int
     input_version: int
 
     @property
     def care(self) -> Care:
         """What to copy next time, judged after the network has run."""
+        x = self.operation.input
         return Care(
-            self.returned._version != 0, self.operation.input._version != self.input_version
+            self.returned._version != self.returned_version,
+            x is not None and x._version != self.input_version,
         )
 
-
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, (tuple, list)):
-            yield from _flat(value)
-        else:
-            yield value
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What is the same each time the network takes the same path."""
+        x = self.operation.input
+        dims = (-1 if x is None else x.dim(), self.h.dim())
+        return (self.kind, *dims, *self.names.values())
 
 
 def _body_of(function: Any) -> Callable[..., Any]:
@@ -84,7 +86,6 @@ class Capture(TorchFunctionMode):
     Attributes
     ----------
     records : calls in order.
-    foreign : names of parameters that entered an operation without a rule.
     """
 
     def __init__(
@@ -99,7 +100,6 @@ class Capture(TorchFunctionMode):
         self.differentiable = differentiable
         self.owned: set[Tensor] = set()
         self.records: list[Record] = []
-        self.foreign: set[str] = set()
 
     def _name(self, t: object) -> str | None:
         """The watched parameter that `t` is, or is a view of."""
@@ -119,6 +119,8 @@ class Capture(TorchFunctionMode):
         if func in _COMPOSITES:
             with self:
                 return _COMPOSITES[func](*args, **kwargs)
+        if func in IN_PLACE:
+            return self._run_in_place(func, types, args, kwargs)
         rule = FUNCTION_RULES.get(func)
         operation = None if rule is None else rule.bind(*args, **kwargs)
         if rule is not None and operation is not None:
@@ -126,9 +128,21 @@ class Capture(TorchFunctionMode):
             names = {role: name for role, name in found.items() if name is not None}
             if names and self._name(operation.input) is None:
                 return self._run(func, rule, operation, names, args, kwargs)
-        out = func(*args, **kwargs)
-        self._note_foreign(out, args, kwargs)
-        return out
+        return func(*args, **kwargs)
+
+    def _run_in_place(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """`x += p` as `x.copy_(x + p)`: what is recorded is out of place, and all views of x see it."""
+        target, *others = args
+        if self._name(target) is not None or not any(self._name(t) for t in others):
+            return func(*args, **kwargs)
+        h = self.__torch_function__(IN_PLACE[func], types, (target.clone(), *others), kwargs)
+        return target.copy_(h)
 
     def _run(
         self,
@@ -156,27 +170,29 @@ class Capture(TorchFunctionMode):
             h = h.detach().requires_grad_()
         place = len(self.records)
         care = Care() if self.cares is None or place >= len(self.cares) else self.cares[place]
-        x = operation.input if self.differentiable else operation.input.detach()
-        x = x.clone() if care.copy_input else x
+        x = operation.input
+        aligned = dict(operation.aligned)
+        if x is not None:
+            x = x if self.differentiable else x.detach()
+            x = x.clone() if care.copy_input else x
+        if not self.differentiable:
+            aligned = {key: t.detach() for key, t in aligned.items()}
         returned = h.clone() if care.copy_output else h
+        kept = replace(operation, input=x, aligned=aligned)
+        version = 0 if x is None else x._version
         self.records.append(
-            Record(kind, rule, replace(operation, input=x), names, h, returned, x._version)
+            Record(kind, rule, kept, names, h, returned, returned._version, version)
         )
         return returned
-
-    def _note_foreign(self, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        outs = [t for t in _flat([out]) if isinstance(t, Tensor) and t.requires_grad]
-        if not outs:
-            return
-        used = {self._name(t) for t in _flat((*args, *kwargs.values()))}
-        self.foreign |= {
-            name for name in used if name and not any(self._name(t) == name for t in outs)
-        }
 
 
 @contextmanager
 def module_rules(network: nn.Module, capture: Capture) -> Iterator[None]:
     """Record calls of modules whose class has a registered rule, by hooks that are then removed."""
+
+    def hold(module: nn.Module, args: tuple[Any, ...]) -> None:
+        for p in module.parameters():
+            p.requires_grad_(False)
 
     def hook_for(rule: ModuleRule) -> Callable[..., Tensor]:
         def hook(module: nn.Module, args: tuple[Any, ...], out: Any) -> Tensor:
@@ -186,6 +202,8 @@ def module_rules(network: nn.Module, capture: Capture) -> Iterator[None]:
                     "returns a tensor; unregister the rule to use the fallback"
                 )
             own = dict(module.named_parameters())
+            for p in own.values():
+                p.requires_grad_(p in capture.selected)
             names = {role: capture.selected[p] for role, p in own.items() if p in capture.selected}
             operation = Operation(args[0], own, {"module": module}, rule.any_axis)
             return capture.record(type(module), rule, operation, names, out)
@@ -201,6 +219,7 @@ def module_rules(network: nn.Module, capture: Capture) -> Iterator[None]:
             remaining.extend(module.children())
         else:
             capture.owned.update(module.parameters())
+            handles.append(module.register_forward_pre_hook(hold))
             handles.append(module.register_forward_hook(hook_for(rule)))
     try:
         yield

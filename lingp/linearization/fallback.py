@@ -61,7 +61,7 @@ class Fallback:
             # An operation without a batching rule is mapped by a loop inside torch: slow, and exact.
             warnings.filterwarnings("ignore", message="There is a performance drop")
             jacobians = vmap(jacrev(outputs), in_dims=(None, 0))(chosen, x)
-        return {name: j.flatten(2) for name, j in jacobians.items()}
+        return {name: j.reshape(*j.shape[:2], -1) for name, j in jacobians.items()}
 
     def _one_by_one(self, network: nn.Module, x: Inputs, create_graph: bool) -> dict[str, Tensor]:
         every = dict(network.named_parameters())

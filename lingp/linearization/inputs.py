@@ -79,23 +79,36 @@ def call_network(net: nn.Module, x: Inputs) -> Any:
     return net(**x) if isinstance(x, Mapping) else net(*x)
 
 
-def probe_rows(x: Inputs, count: int) -> Inputs:
-    """`count` rows like those of `x` in which no two examples are alike.
+def probe_rows(x: Inputs, count: int) -> tuple[Inputs, int]:
+    """`count` rows of `x`, no two alike if it has that many, and how many of them differ.
 
-    Used to learn a network's layout. Repeated rows are told apart by noise (floating inputs) or by
-    a shift along the row (integer inputs), from a generator of its own.
+    Rows that have to be repeated are told apart by noise on their floating entries. The noise is small and
+    keeps within the range of the data, so that a number used as an index stays one; integers are never
+    made up.
     """
+    places = distinct_rows(x, count)
+    distinct = len(places)
+    places = (places * count)[:count]
     generator = torch.Generator().manual_seed(0)
 
     def pick(t: Tensor) -> Tensor:
-        t = t.detach()
-        t = t[torch.arange(count, device=t.device) % t.shape[0]]
-        if t.is_floating_point():
-            noise = torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
-            spread = t.std(unbiased=False).clamp(min=1e-3) if t.numel() else 1.0
-            return t + 0.05 * spread * noise
-        if t.dim() > 1:
-            return torch.stack([row.roll(n, 0) for n, row in enumerate(t)])
-        return t
+        t = t.detach()[torch.tensor(places, device=t.device)]
+        if not t.is_floating_point() or distinct == count:
+            return t
+        shrink, shift = torch.rand(2, *t.shape, generator=generator, dtype=torch.float64).to(t)
+        noisy = t * (1 - 0.02 * shrink) + 0.02 * shift * t.abs().max().clamp(1e-3, 1)
+        return torch.cat([t[:distinct], noisy[distinct:]])
 
-    return map_inputs(pick, x)
+    return map_inputs(pick, x), distinct
+
+
+def distinct_rows(x: Inputs, count: int, search: int = 64) -> list[int]:
+    """Indices of up to `count` rows that differ, among the first `search`."""
+    tensors = [t.detach() for t in input_tensors(x)]
+    found: list[int] = []
+    for n in range(min(num_rows(x), search)):
+        if not any(all(torch.equal(t[n], t[m]) for t in tensors) for m in found):
+            found.append(n)
+            if len(found) == count:
+                break
+    return found

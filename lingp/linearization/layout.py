@@ -37,29 +37,35 @@ class Layout:
         return t.movedim(dim, lead)
 
 
-def find_layout(small: Tensor, large: Tensor, sizes: tuple[int, int]) -> Layout | None:
-    """The layout of a tensor seen at batch sizes `sizes`, whose first `sizes[0]` examples are the same.
+def find_layouts(small: Tensor, large: Tensor, sizes: tuple[int, int]) -> tuple[Layout, ...]:
+    """Layouts that explain a tensor seen at batch sizes `sizes`, whose first `sizes[0]` examples agree.
 
-    None when the tensor has no example axis, or when no reading explains both shapes.
+    None for a tensor without example axis; two when its values are the same at all positions.
     """
     if small.dim() != large.dim():
-        return None
+        return ()
     changed = [d for d in range(small.dim()) if small.shape[d] != large.shape[d]]
     if len(changed) != 1:
-        return None
+        return ()
     dim, (n, m) = changed[0], sizes
     repeat, rest = divmod(small.shape[dim], n)
     if rest or large.shape[dim] != m * repeat:
-        return None
+        return ()
     if repeat == 1:
-        return Layout(dim)
-    data_major = large.narrow(dim, 0, n * repeat)
-    if _close(small, data_major):
-        return Layout(dim, "data_major")
+        return (Layout(dim),)
+    found = []
+    if _close(small, large.narrow(dim, 0, n * repeat)):
+        found.append(Layout(dim, "data_major"))
     position_major = large.unflatten(dim, (repeat, m)).narrow(dim + 1, 0, n)
     if _close(small.unflatten(dim, (repeat, n)), position_major):
-        return Layout(dim, "position_major")
-    return None
+        found.append(Layout(dim, "position_major"))
+    return tuple(found)
+
+
+def agree(first: tuple[Layout, ...], second: tuple[Layout, ...]) -> tuple[Layout, Layout] | None:
+    """The one reading of two tensors in which their examples lie in the same order, if there is one."""
+    pairs = [(a, b) for a in first for b in second if a.order == b.order]
+    return pairs[0] if len(pairs) == 1 else None
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

@@ -3,42 +3,70 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lingp.linearization.blocks import Slot
 from lingp.linearization.capture import Capture, module_rules
 from lingp.linearization.factors import Factors
 from lingp.linearization.inputs import (
     Inputs,
     call_network,
+    distinct_rows,
     input_tensors,
     map_inputs,
     num_rows,
     signature,
 )
-from lingp.linearization.plan import Plan, linearise, make_plan
+from lingp.linearization.plan import Plan, linearise
+from lingp.linearization.probing import PROBE_SIZES, make_plan
 from lingp.linearization.selection import ParameterSelection, select_parameters
 
 _DEFAULT_MEMORY = 1 << 28  # bytes of activations and gradients alive at a time
 
 
 def frozen_copy(net: nn.Module) -> nn.Module:
-    """A copy of `net` in eval mode that shares nothing with it."""
-    net = getattr(net, "_orig_mod", net)  # a compiled module hides its operations
+    """A copy of `net` in eval mode that shares nothing with it and computes the same outputs."""
     net = net.module if isinstance(net, nn.DataParallel) else net
     memo: dict[int, Any] = {}
     for (
         module
     ) in net.modules():  # deepcopy refuses tensors with a graph, as weight_norm leaves behind
-        for value in vars(module).values():
+        for value in (*vars(module).values(), *module._buffers.values()):
             if isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
-    return copy.deepcopy(net, memo).eval().requires_grad_(False)
+    net = _uncompiled(copy.deepcopy(net, memo)).eval().requires_grad_(False)
+    for module in net.modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            _as_plain_table(module)
+    return net
+
+
+def _uncompiled(net: nn.Module) -> nn.Module:
+    """Compiled modules run the original's code: a compiled one hides its operations."""
+    net = getattr(net, "_orig_mod", net)
+    for name, child in list(net.named_children()):
+        net._modules[name] = _uncompiled(child)
+    net._compiled_call_impl = None
+    return net
+
+
+@torch.no_grad()
+def _as_plain_table(table: nn.Embedding | nn.EmbeddingBag) -> None:
+    """Without what embeddings do in training only: scaled and sparse gradients, renormalised rows."""
+    table.sparse = table.scale_grad_by_freq = False
+    if table.max_norm is not None:
+        norms = torch.linalg.vector_norm(table.weight, table.norm_type, -1, keepdim=True)
+        # the same formula as torch's, which does this to the rows it reads
+        table.weight.mul_(torch.where(norms > table.max_norm, table.max_norm / (norms + 1e-7), 1.0))
+        table.max_norm = None
 
 
 class LinearizedNetwork:
@@ -90,8 +118,8 @@ class LinearizedNetwork:
         self.memory_budget = memory_budget or _DEFAULT_MEMORY
         self._plans: dict[Any, Plan] = {}
         self.to(dtype=dtype)
-        self.parameter_shapes = [p.shape for p in self._chosen()]
-        stops = torch.tensor([p.numel() for p in self._chosen()]).cumsum(0).tolist()
+        self.parameter_shapes = [p.shape for p in self.chosen().values()]
+        stops = torch.tensor([s.numel() for s in self.parameter_shapes]).cumsum(0).tolist()
         self.parameter_slices = [slice(a, b) for a, b in zip([0, *stops], stops, strict=False)]
         self.output_shape: torch.Size | None = None
 
@@ -101,9 +129,24 @@ class LinearizedNetwork:
             "_plans": {},
         }  # plans name functions that do not pickle; they are remade
 
-    def _chosen(self) -> list[nn.Parameter]:
+    def __deepcopy__(self, memo: dict[int, Any]) -> LinearizedNetwork:
+        twin = copy.copy(self)
+        twin.network, twin._plans = frozen_copy(self.network), {}
+        return twin
+
+    def chosen(self) -> dict[str, nn.Parameter]:
+        """The uncertain parameters of the frozen copy, by name."""
         named = dict(self.network.named_parameters())
-        return [named[name] for name in self.parameter_names]
+        return {name: named[name] for name in self.parameter_names}
+
+    def selected(self) -> dict[Tensor, str]:
+        """The names of the uncertain parameters of the frozen copy."""
+        return {p: name for name, p in self.chosen().items()}
+
+    def slots(self) -> dict[str, Slot]:
+        """The columns of each uncertain parameter."""
+        columns = zip(self.parameter_names, self.parameter_slices, strict=True)
+        return {name: Slot(i, s.start, s.stop) for i, (name, s) in enumerate(columns)}
 
     @property
     def num_parameters(self) -> int:
@@ -117,13 +160,14 @@ class LinearizedNetwork:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the network, its outputs and its factors."""
-        return self._chosen()[0].dtype
+        """Of the uncertain parameters, the outputs and the factors; the widest, if they differ."""
+        dtypes = [p.dtype for p in self.chosen().values()]
+        return reduce(torch.promote_types, dtypes)
 
     @property
     def device(self) -> torch.device:
         """Where the network lies."""
-        return self._chosen()[0].device
+        return next(iter(self.chosen().values())).device
 
     @property
     def num_outputs(self) -> int:
@@ -136,22 +180,23 @@ class LinearizedNetwork:
 
     def weights(self) -> Tensor:
         """θ*, flat (P,)."""
-        return torch.cat([p.detach().reshape(-1) for p in self._chosen()])
+        return torch.cat([p.detach().reshape(-1) for p in self.chosen().values()])
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> LinearizedNetwork:
         """Move or convert the frozen copy, in place."""
-        self.network.to(device=device, dtype=dtype)
-        for p in self.network.parameters():
-            p.requires_grad_(False)
+        self.network.to(device=device, dtype=dtype).requires_grad_(False)
+        self._plans.clear()
         return self
 
     def _prepare(self, x: Inputs) -> Inputs:
-        input_tensors(x)
+        if num_rows(x) == 0:
+            raise ValueError("x: has no rows; expected at least one")
+        dtype = next(p.dtype for p in self.network.parameters() if p.is_floating_point())
 
         def place(t: Tensor) -> Tensor:
-            t = t.to(self.device, self.dtype if t.is_floating_point() else None)
+            t = t.to(self.device, dtype if t.is_floating_point() else None)
             return t.clone() if t.is_inference() else t
 
         return map_inputs(place, x)
@@ -159,12 +204,17 @@ class LinearizedNetwork:
     def __call__(self, x: Inputs) -> Tensor:
         """Outputs f(x; θ*), (N, C), with a graph only if `x` requires grad."""
         differentiable = _differentiable(x)
-        with _plain_autograd(self.device, differentiable):
+        with plain_autograd(self.device, differentiable):
             x = self._prepare(x)
+            rows = num_rows(x)
             with torch.set_grad_enabled(differentiable):
                 out = call_network(self.network, x)
-            self.output_shape = output_shape(out, num_rows(x))
-            flat: Tensor = out.reshape(num_rows(x), -1)
+                if rows == 1 and isinstance(out, Tensor) and (out.dim() == 0 or len(out) != 1):
+                    # squeezed by code that treats a single row in its own way
+                    out = call_network(self.network, map_inputs(lambda t: torch.cat([t, t]), x))
+                    rows = 2
+                self.output_shape = output_shape(out, rows)
+                flat: Tensor = out.reshape(rows, -1)[: num_rows(x)].to(self.dtype)
             return flat
 
     def factors(self, x: Inputs) -> tuple[Tensor, Factors]:
@@ -174,13 +224,11 @@ class LinearizedNetwork:
         carry a graph to `x`.
         """
         differentiable = _differentiable(x)
-        with _plain_autograd(self.device, differentiable):
+        with plain_autograd(self.device, differentiable):
             x = self._prepare(x)
             plan = self._plan(x)
             self.output_shape = plan.output_shape
             rows, step = num_rows(x), max(1, self.memory_budget // max(1, plan.bytes_per_row))
-            if rows == 0:
-                raise ValueError("x: has no rows; expected at least one")
             pieces = [
                 linearise(plan, self, map_inputs(_slice(start, start + step), x), differentiable)
                 for start in range(0, rows, step)
@@ -190,14 +238,19 @@ class LinearizedNetwork:
 
     def _plan(self, x: Inputs) -> Plan:
         key = signature(x)
-        if key not in self._plans:
-            self._plans[key] = make_plan(self, x)
-        return self._plans[key]
+        plan = self._plans.get(key)
+        # A plan learned on fewer different rows than it takes may have missed that rows are not independent.
+        if plan is None or (
+            plan.distinct < PROBE_SIZES[-1]
+            and plan.distinct < len(distinct_rows(x, PROBE_SIZES[-1]))
+        ):
+            plan = self._plans[key] = make_plan(self, x)
+        return plan
 
     @contextmanager
     def watching(self, capture: Capture) -> Iterator[nn.Module]:
         """The frozen network, with its uncertain parameters differentiable and `capture` active."""
-        chosen = self._chosen()
+        chosen = list(self.chosen().values())
         for p in chosen:
             p.requires_grad_(True)
         try:
@@ -232,13 +285,22 @@ def _slice(start: int, stop: int) -> Any:
 
 
 @contextmanager
-def _plain_autograd(device: torch.device, differentiable: bool) -> Iterator[None]:
-    """Outside inference mode and autocast, whatever the caller is in; attention that is twice differentiable."""
+def plain_autograd(device: torch.device, differentiable: bool) -> Iterator[None]:
+    """Ordinary eager autograd, whatever the caller is in.
+
+    Outside inference mode, autocast and compilation, without the fused attention that serves inference
+    only (it differs at masked positions), and with attention that is twice differentiable where needed.
+    """
+    fused = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
         if differentiable:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
+        if "torch._dynamo" in sys.modules:  # importing it takes seconds
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(torch.autocast(device.type, enabled=False))
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fused)
+        torch.backends.mha.set_fastpath_enabled(False)
         yield

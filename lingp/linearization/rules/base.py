@@ -54,16 +54,18 @@ class Operation:
 
     Attributes
     ----------
-    input : the argument that carries the examples.
+    input : the argument that carries the examples; None if the operation has none (`p.expand(N, ...)`).
     parameters : the arguments that may be parameters, by role.
     options : everything else, as the operation takes it.
     any_axis : whether the examples may lie on any leading axis (else they must be first).
+    aligned : further inputs, in which the examples lie as in `input`.
     """
 
-    input: Tensor
+    input: Tensor | None
     parameters: Mapping[str, Tensor]
     options: Mapping[str, Any] = field(default_factory=dict)
     any_axis: bool = False
+    aligned: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Rule(Protocol):
@@ -73,12 +75,18 @@ class Rule(Protocol):
         """Name the arguments of a call; None if this call is not covered (the fallback takes it)."""
         ...
 
-    def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
-        """Jacobian pieces by parameter role, from input `x` (B, ...) and gradients `g` (C, B, ...)."""
+    def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> Mapping[str, Piece]:
+        """Jacobian pieces by parameter role, from input `x` (B, ...) and gradients `g` (C, B, ...).
+
+        `operation.aligned` has its rows first too.
+        """
         ...
 
 
 FUNCTION_RULES: dict[Callable[..., Any], Rule] = {}
+
+# Operations that overwrite their first argument, and what they compute.
+IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def rule_for(*functions: Callable[..., Any]) -> Callable[[type[Rule]], type[Rule]]:

@@ -1,14 +1,30 @@
 """Bare parameters added to or multiplied with the examples: x + p, p ∘ x, by broadcasting.
 
-Scales, shifts and learned positions are usually written this way rather than as a layer.
+Scales, shifts and learned positions are usually written this way rather than as a layer; learned tokens
+are repeated for every example.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from lingp.linearization.rules.base import Dense, Operation, Piece, rule_for
+from lingp.linearization.rules.base import IN_PLACE, Dense, Operation, Piece, rule_for
+
+IN_PLACE.update(
+    {
+        Tensor.add_: torch.add,
+        Tensor.__iadd__: torch.add,
+        Tensor.sub_: torch.sub,
+        Tensor.__isub__: torch.sub,
+        Tensor.mul_: torch.mul,
+        Tensor.__imul__: torch.mul,
+        Tensor.div_: torch.div,
+        Tensor.__itruediv__: torch.div,
+    }
+)
 
 
 def _broadcast_sum(g: Tensor, shape: torch.Size) -> Tensor:
@@ -25,6 +41,7 @@ def _is_parameter(t: object) -> bool:
 
 
 def _bind(first: object, second: object) -> Operation | None:
+    """x and p, in whichever order they come."""
     parameter, x = (first, second) if _is_parameter(first) else (second, first)
     if not (isinstance(x, Tensor) and isinstance(parameter, Tensor)):
         return None
@@ -37,11 +54,22 @@ def _bind(first: object, second: object) -> Operation | None:
 class SumRule:
     """h = x + p: ∂f/∂p = g, summed over the axes along which p is repeated."""
 
-    def bind(self, input: object, other: object, alpha: float = 1) -> Operation | None:
+    def bind(self, input: object, other: object, *, alpha: float = 1) -> Operation | None:
         return _bind(input, other) if alpha == 1 else None
 
     def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
         return {"parameter": Dense(_broadcast_sum(g, operation.parameters["parameter"].shape))}
+
+
+@rule_for(torch.sub, Tensor.sub, Tensor.__sub__)
+class DifferenceRule:
+    """h = x − p: ∂f/∂p = −g, summed likewise."""
+
+    def bind(self, input: object, other: object, *, alpha: float = 1) -> Operation | None:
+        return _bind(input, other) if alpha == 1 and not _is_parameter(input) else None
+
+    def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
+        return {"parameter": Dense(-_broadcast_sum(g, operation.parameters["parameter"].shape))}
 
 
 @rule_for(torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
@@ -53,3 +81,41 @@ class ProductRule:
 
     def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
         return {"parameter": Dense(_broadcast_sum(g * x, operation.parameters["parameter"].shape))}
+
+
+@rule_for(torch.div, Tensor.div, Tensor.__truediv__)
+class QuotientRule:
+    """h = x / p: ∂f/∂p = −g ∘ x / p², summed over the axes along which p is repeated."""
+
+    def bind(
+        self, input: object, other: object, *, rounding_mode: str | None = None
+    ) -> Operation | None:
+        covered = rounding_mode is None and not _is_parameter(input)
+        return _bind(input, other) if covered else None
+
+    def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
+        p = operation.parameters["parameter"].detach()
+        return {"parameter": Dense(-_broadcast_sum(g * x, p.shape) / p.square())}
+
+
+@rule_for(Tensor.expand, Tensor.repeat)
+class RepeatRule:
+    """h_n = p for every example n, as for class tokens and learned queries: ∂f_n/∂p = g_n."""
+
+    def bind(self, input: Tensor, *sizes: Any, **kwargs: Any) -> Operation | None:
+        if kwargs or not _is_parameter(input):
+            return None
+        counts = sizes if len(sizes) != 1 or isinstance(sizes[0], int) else sizes[0]
+        new_axis = len(counts) > input.dim()
+        if not (new_axis or (input.dim() > 0 and input.shape[0] == 1)):
+            return None  # what lies on its first axis are not copies
+        return Operation(None, {"parameter": input})
+
+    def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
+        shape = operation.parameters["parameter"].shape
+        extra = g.dim() - 2 - len(shape)  # -1 if the examples are on the parameter's own first axis
+        g = g.flatten(2, 1 + extra).sum(2) if extra > 0 else g
+        sizes = shape if extra >= 0 else shape[1:]
+        for axis, size in enumerate(sizes, 2):
+            g = g.unflatten(axis, (-1, size)).sum(axis)
+        return {"parameter": Dense(g.reshape(*g.shape[:2], *shape))}

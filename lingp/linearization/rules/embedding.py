@@ -56,21 +56,18 @@ class EmbeddingBagRule:
         include_last_offset: bool = False,
         padding_idx: int | None = None,
     ) -> Operation | None:
-        if (
-            max_norm is not None
-            or mode == "max"
-            or input.dim() != 2
-            or per_sample_weights is not None
-        ):
+        if max_norm is not None or mode == "max" or input.dim() != 2:
             return None
         padding = padding_idx if padding_idx is None else padding_idx % len(weight)
-        return Operation(input, {"weight": weight}, {"mode": mode, "padding_idx": padding})
+        aligned = {} if per_sample_weights is None else {"scale": per_sample_weights}
+        options = {"mode": mode, "padding_idx": padding}
+        return Operation(input, {"weight": weight}, options, aligned=aligned)
 
     def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
         index, padding = x.long(), operation.options["padding_idx"]
-        scale = (
-            torch.ones_like(index, dtype=g.dtype) if padding is None else (index != padding).to(g)
-        )
+        scale = operation.aligned.get("scale", torch.ones_like(index, dtype=g.dtype))
+        if padding is not None:
+            scale = scale * (index != padding)
         if operation.options["mode"] == "mean":
             scale = scale / scale.sum(1, keepdim=True).clamp(min=1)
         return {"weight": Lookup(index, scale, g.unsqueeze(2).expand(-1, -1, index.shape[1], -1))}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lingp.linearization.rules.base import Operation, Outer, Piece, rule_for
+from lingp.linearization.rules.base import Dense, Operation, Outer, Piece, rule_for
 
 
 @rule_for(F.linear)
@@ -25,7 +25,7 @@ class LinearRule:
         return {"weight": Outer(a, g, bias="bias" if "bias" in operation.parameters else None)}
 
 
-@rule_for(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+@rule_for(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
 class MatmulRule:
     """h = a W with W (I, O) on the right."""
 
@@ -37,3 +37,41 @@ class MatmulRule:
     def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
         a = x.reshape(x.shape[0], -1, x.shape[-1])
         return {"weight": Outer(a, g.reshape(*g.shape[:2], -1, g.shape[-1]), input_major=True)}
+
+
+@rule_for(torch.addmm, Tensor.addmm)
+class AddmmRule:
+    """h = b + a W with W (I, O) on the right."""
+
+    def bind(
+        self, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
+    ) -> Operation | None:
+        if beta != 1 or alpha != 1:
+            return None
+        bias = {"bias": input} if input.numel() == mat2.shape[1] else {}
+        return Operation(mat1, {"weight": mat2, **bias})
+
+    def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
+        g = g.unsqueeze(2)
+        pieces: dict[str, Piece] = {"weight": Outer(x.unsqueeze(1), g, input_major=True)}
+        if "bias" in operation.parameters:
+            shape = operation.parameters["bias"].shape
+            pieces["bias"] = Dense(g.sum(2).unflatten(2, shape))
+        return pieces
+
+
+@rule_for(F.bilinear)
+class BilinearRule:
+    """h_o = xᵀ W_o y + b_o: linear in the products of the two inputs' entries."""
+
+    def bind(
+        self, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
+    ) -> Operation:
+        parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        return Operation(input1, parameters, any_axis=True, aligned={"input2": input2})
+
+    def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
+        products = (x.unsqueeze(-1) * operation.aligned["input2"].unsqueeze(-2)).flatten(-2)
+        a = products.reshape(x.shape[0], -1, products.shape[-1])
+        g = g.reshape(*g.shape[:2], -1, g.shape[-1])
+        return {"weight": Outer(a, g, bias="bias" if "bias" in operation.parameters else None)}

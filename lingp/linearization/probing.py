@@ -1,0 +1,278 @@
+"""Learning how to linearise a network: once per kind of input, checked against autograd.
+
+The network is run on two and on three examples in float64. That shows where the examples lie in every
+recorded call, which outputs and inputs are overwritten in place, and whether rows are independent. Then
+Jᵀv for a random v through the recorded calls is compared with autograd, per parameter: J is linear, so
+agreement for a random v means that the factors hold J itself. Parameters that disagree, or entered an
+operation without a rule, go through the fallback, which is held to the same comparison.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from lingp.linearization.capture import Capture, Record
+from lingp.linearization.fallback import Fallback
+from lingp.linearization.gradients import leaves
+from lingp.linearization.inputs import (
+    Inputs,
+    call_network,
+    input_tensors,
+    map_inputs,
+    num_rows,
+    probe_rows,
+)
+from lingp.linearization.layout import Layout, agree, find_layouts
+from lingp.linearization.plan import Call, Plan, addressed, direct_uses, linearise
+
+if TYPE_CHECKING:
+    from lingp.linearization.network import LinearizedNetwork
+
+PROBE_SIZES = (2, 3)
+
+
+def make_plan(lin: LinearizedNetwork, x: Inputs) -> Plan:
+    """Probe the network on rows like those of `x`.
+
+    Raises
+    ------
+    ValueError
+        If the rows of a batch depend on each other.
+    RuntimeError
+        If Jacobians disagree with autograd even through the fallback.
+    """
+    devices = {t.device for t in input_tensors(x) if t.is_cuda}
+    with torch.random.fork_rng(devices=list(devices)):
+        rows, distinct = probe_rows(x, PROBE_SIZES[-1])
+        probe, rows = _probe_network(lin, rows)
+        shape = _check_outputs(probe, rows)
+        truth = _Truth(probe, rows)
+        _warn_of_strangers(probe, truth)
+        plan = Plan((), frozenset(), None, shape, distinct)
+        try:
+            plan = _structured(plan, probe, rows, truth)
+        except Exception as error:  # what is wrong with the network itself has shown above
+            warnings.warn(
+                f"the network's operations could not be recorded ({type(error).__name__}: {error}); all "
+                "Jacobians are computed by the general fallback (exact, but slower)",
+                stacklevel=_CALLER,
+            )
+        plan = _completed(plan, probe, rows, truth)
+        return replace(plan, bytes_per_row=_bytes_per_row(plan, probe, lin, rows))
+
+
+_CALLER = 5  # frames between a warning here and the call of `factors`
+
+
+def _probe_network(lin: LinearizedNetwork, rows: Inputs) -> tuple[LinearizedNetwork, Inputs]:
+    """The network in float64, where disagreement can't hide behind rounding; its own dtype if it can't."""
+    if lin.dtype == torch.float64:
+        return lin, rows
+    try:
+        double = copy.deepcopy(lin).to(dtype=torch.float64)
+        converted = map_inputs(lambda t: t.double() if t.is_floating_point() else t, rows)
+        with torch.no_grad():
+            out = call_network(double.network, converted)
+    except (RuntimeError, TypeError):
+        return lin, rows
+    return (double, converted) if getattr(out, "dtype", None) == torch.float64 else (lin, rows)
+
+
+def _check_outputs(probe: LinearizedNetwork, rows: Inputs) -> torch.Size:
+    """Shape of one example's output, after checking that rows are independent."""
+    from lingp.linearization.network import output_shape
+
+    small, large = PROBE_SIZES
+    with torch.no_grad():
+        together = call_network(probe.network, rows)
+        alone = call_network(probe.network, map_inputs(lambda t: t[:small], rows))
+    shape = output_shape(together, large)
+    output_shape(alone, small)
+    scale = float(together.abs().max().clamp(min=1e-30)) if together.numel() else 1.0
+    tolerance = _tolerance(together.dtype) * scale
+    if not torch.allclose(alone, together[:small], rtol=0, atol=tolerance, equal_nan=True):
+        raise ValueError(
+            "net: the output of a row depends on which other rows are in the batch (or is random), so the "
+            "network has no Jacobian per example. In eval mode this comes from BatchNorm without running "
+            "statistics, attention across the batch, or noise in forward: call net.eval(), keep running "
+            "statistics, or make the layer act on one example at a time"
+        )
+    return shape
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    """Rounding grows with the depth of a network; a wrong Jacobian is off by order one."""
+    return {torch.float64: 1e-7, torch.float32: 5e-3}.get(dtype, 0.1)
+
+
+class _Truth:
+    """Jᵀv for a random v (N, C), by one ordinary backward pass."""
+
+    def __init__(self, probe: LinearizedNetwork, rows: Inputs) -> None:
+        selected = probe.selected()
+        with probe.watching(Capture({})) as network:
+            f = call_network(network, rows).reshape(num_rows(rows), -1)
+            generator = torch.Generator().manual_seed(1)
+            self.v = torch.randn(f.shape, generator=generator, dtype=torch.float64).to(f)
+            self.leaves = leaves(f)
+            grads = (
+                torch.autograd.grad(f, list(selected), self.v, allow_unused=True)
+                if f.requires_grad
+                else [None] * len(selected)
+            )
+        self.product = {
+            name: None if g is None else g.to_dense().reshape(-1)
+            for name, g in zip(selected.values(), grads, strict=True)
+        }
+        # A gradient that is zero but for rounding agrees with any other such: a floor from the largest one.
+        sizes = [float(g.norm()) for g in self.product.values() if g is not None]
+        self.floor = 1e3 * torch.finfo(self.v.dtype).eps * max(sizes, default=0.0)
+
+    @property
+    def used(self) -> set[str]:
+        return {name for name, g in self.product.items() if g is not None}
+
+    @property
+    def unseen(self) -> set[str]:
+        """Parameters of which these rows show nothing, as behind a unit that is off for all of them."""
+        return {
+            name
+            for name, g in self.product.items()
+            if g is None or not float(g.norm()) > self.floor
+        }
+
+    def disagreeing(self, plan: Plan, probe: LinearizedNetwork, rows: Inputs) -> set[str]:
+        """Parameters whose columns in the plan's factors give another Jᵀv."""
+        _, factors = linearise(plan, probe, rows, False)
+        product = factors.t_matmul(self.v.to(factors.dtype).unsqueeze(-1)).squeeze(-1)
+        bad = set()
+        for name, columns in zip(probe.parameter_names, probe.parameter_slices, strict=True):
+            expected, got = self.product[name], product[columns]
+            expected = torch.zeros_like(got) if expected is None else expected.to(got.dtype)
+            size = max(float(expected.norm()), float(got.norm()))
+            error = float((expected - got).norm())
+            if not error <= _tolerance(self.v.dtype) * size + self.floor:
+                bad.add(name)
+        return bad
+
+
+def _warn_of_strangers(probe: LinearizedNetwork, truth: _Truth) -> None:
+    """Say so if outputs depend on parameters that the network does not own."""
+    own = set(probe.network.parameters())
+    strangers = [t for t in truth.leaves if isinstance(t, nn.Parameter) and t not in own]
+    if strangers:
+        warnings.warn(
+            f"the network uses {len(strangers)} parameter tensors that are not registered in it (modules in "
+            "a plain list, or a function that refers to another network); they are held fixed",
+            stacklevel=_CALLER + 1,
+        )
+
+
+# Structured parameters ------------------------------------------------------------------------------
+
+
+def _structured(plan: Plan, probe: LinearizedNetwork, rows: Inputs, truth: _Truth) -> Plan:
+    """The plan with the parameters that the rules cover, as far as they agree with autograd."""
+    small, large = (_record(probe, rows, size) for size in PROBE_SIZES)
+    if [r.identity for r in small.records] != [r.identity for r in large.records]:
+        return plan
+    calls = tuple(_call(a, b) for a, b in zip(small.records, large.records, strict=True))
+    seen, missed = set(), set(large.direct)
+    for call, record in zip(calls, large.records, strict=True):
+        reached = addressed(record, probe)
+        for role, name in record.names.items():
+            (seen if call.layouts and role in reached else missed).add(name)
+    plan = replace(plan, calls=calls, structured=frozenset(seen - missed))
+    disagree = truth.disagreeing(plan, probe, rows) & plan.structured
+    disagree |= _disagreeing_elsewhere(plan, probe, rows, truth.unseen & plan.structured)
+    if disagree:
+        warnings.warn(
+            f"the layer factors of {sorted(disagree)} disagree with autograd; their Jacobians are computed "
+            "by the general fallback instead (exact, but slower)",
+            stacklevel=_CALLER + 1,
+        )
+    return replace(plan, structured=plan.structured - disagree)
+
+
+class _Recorded:
+    def __init__(self, records: list[Record], direct: set[str]) -> None:
+        self.records, self.direct = records, direct
+
+
+def _record(probe: LinearizedNetwork, rows: Inputs, size: int) -> _Recorded:
+    capture = Capture(probe.selected())
+    with probe.watching(capture) as network:
+        f = call_network(network, map_inputs(lambda t: t[:size], rows))
+        return _Recorded(capture.records, direct_uses(probe, f))
+
+
+def _call(small: Record, large: Record) -> Call:
+    """What two runs of a call say about it."""
+    h_layouts = find_layouts(small.h.detach(), large.h.detach(), PROBE_SIZES)
+    x_layouts = h_layouts
+    if small.operation.input is not None and large.operation.input is not None:
+        x_layouts = find_layouts(small.operation.input, large.operation.input, PROBE_SIZES)
+    layouts: tuple[Layout, Layout] | None = agree(x_layouts, h_layouts)
+    if layouts and not large.operation.any_axis and any(lay.dim != 0 for lay in layouts):
+        layouts = None
+    return Call(large.identity, tuple(large.names.values()), large.care, layouts)
+
+
+def _disagreeing_elsewhere(
+    plan: Plan, probe: LinearizedNetwork, rows: Inputs, unseen: set[str], tries: int = 3
+) -> set[str]:
+    """Those of `unseen` whose factors are wrong at other weights, where they do show."""
+    bad: set[str] = set()
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(tries if unseen else 0):
+        moved = copy.deepcopy(probe)
+        for p in moved.network.parameters():
+            noise = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p)
+            p.data.add_(noise * p.data.square().mean().sqrt().clamp(min=0.1))
+        truth = _Truth(moved, rows)
+        if not all(bool(g.isfinite().all()) for g in truth.product.values() if g is not None):
+            continue
+        shown = unseen - truth.unseen
+        bad |= truth.disagreeing(plan, moved, rows) & shown
+        unseen = unseen - shown
+        if not unseen:
+            break
+    return bad
+
+
+def _completed(plan: Plan, probe: LinearizedNetwork, rows: Inputs, truth: _Truth) -> Plan:
+    """The plan with the fallback for all other parameters that outputs depend on."""
+    rest = [n for n in probe.parameter_names if n in truth.used and n not in plan.structured]
+    if not rest:
+        return plan
+    plan = replace(plan, fallback=Fallback(rest))
+    wrong = truth.disagreeing(plan, probe, rows)
+    if wrong:
+        raise RuntimeError(
+            f"the Jacobians of {sorted(wrong)} disagree with autograd; the network does not give the same "
+            "outputs and gradients each time it runs, or its rows are not independent"
+        )
+    return plan
+
+
+def _bytes_per_row(
+    plan: Plan, probe: LinearizedNetwork, lin: LinearizedNetwork, rows: Inputs
+) -> int:
+    """Activations, and gradients for every output, that one example keeps alive."""
+    outputs, scalars = plan.output_shape.numel(), 0
+    if plan.structured:
+        count = PROBE_SIZES[-1]
+        for record in _record(probe, rows, count).records:
+            x = record.operation.input
+            scalars += record.h.numel() // count * (2 + 2 * outputs)
+            scalars += 0 if x is None else x.numel() // count
+    fallback = set(plan.fallback.names) if plan.fallback else set()
+    sizes = zip(lin.parameter_names, lin.parameter_shapes, strict=True)
+    scalars += sum(2 * outputs * shape.numel() for name, shape in sizes if name in fallback)
+    return scalars * torch.finfo(lin.dtype).bits // 8
