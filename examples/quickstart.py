@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2400, help="of training")
     options = parser.parse_args()
     timed = Stopwatch()
-    # Matrices this small gain nothing from a second thread, and lose a lot when the cores are busy.
+    # One thread is enough for matrices this small; more would wait for each other on busy cores.
     torch.set_num_threads(1)
 
     # Real data, standardised with the statistics of the training set.
