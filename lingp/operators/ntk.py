@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from linear_operator.operators import DenseLinearOperator, LinearOperator
+from linear_operator.utils.broadcasting import _matmul_broadcast_shape
 from linear_operator.utils.getitem import _equal_indices
 from torch import Tensor
 
@@ -29,9 +30,10 @@ _PAIRS = 16
 class NTKLinearOperator(Unbatched, CholeskySolved, LinearOperator):
     """K = J diag(variances) J'ᵀ; row `n·C + c` is output `c` of point `n`.
 
-    Symmetric (J' = J) unless a second Jacobian is given. The diagonal and its C x C blocks never form
-    the matrix; products form it once they have paid for it (see `lingp.operators.products`). What needs a factorisation (solves, log determinants, roots,
-    samples) forms it and uses dense Cholesky at every size; see `lingp.operators.exact`.
+    Symmetric (J' = J) unless a second Jacobian is given. The diagonal and its C x C blocks never
+    form the matrix; products form it once they have paid for it (see `lingp.operators.products`).
+    What needs a factorisation (solves, log determinants, roots, samples) forms it and uses dense
+    Cholesky at every size; see `lingp.operators.exact`.
 
     Use `NTKLinearOperator.from_factors(factors, other, variances)`; the constructor is
     linear_operator's.
@@ -92,10 +94,20 @@ class NTKLinearOperator(Unbatched, CholeskySolved, LinearOperator):
         return paired_blocks(self.left.factors, self.right.factors, self.variances)
 
     def to_dense(self) -> Tensor:
-        if self._dense is None:
+        # what was formed without a graph does not serve where gradients are wanted
+        differentiable = torch.is_grad_enabled() and self.requires_grad
+        if self._dense is None or (differentiable and not self._dense.requires_grad):
             other = None if self.is_symmetric else self.right.factors
             self._dense = gram(self.left.factors, other, self.variances)
         return self._dense
+
+    def matmul(self, other: Any) -> Any:
+        wanted = torch.is_grad_enabled() and (self.requires_grad or other.requires_grad)
+        if wanted or isinstance(other, LinearOperator):
+            return super().matmul(other)
+        # linear_operator's way would rebuild the operator, and forget its matrix, for each product
+        _matmul_broadcast_shape(self.shape, other.shape)
+        return self._matmul(other)
 
     def _size(self) -> torch.Size:
         return torch.Size((self.left.shape[0], self.right.shape[0]))

@@ -160,8 +160,19 @@ def test_products_form_the_matrix_once_they_have_paid_for_it(setting):
     factors = operator.left.factors
     count = ceil(products.gram_flops(factors, None) / products.product_flops(factors, factors, 1))
     for k in range(1, count + 2):
-        close(operator._matmul(v), setting.gram @ v)
+        close(operator @ v, setting.gram @ v)
         assert (operator._dense is not None) == (k >= count)
+
+
+def test_a_matrix_formed_without_gradients_does_not_serve_for_them(setting):
+    variances = setting.variances.clone().requires_grad_(True)
+    ntk = NTKLinearOperator.from_factors(setting.factors, None, variances)
+    with torch.no_grad():
+        ntk.to_dense()
+    (found,) = torch.autograd.grad(ntk.to_dense().sum(), variances)
+    sizes = torch.tensor([s.stop - s.start for s in setting.factors.slices])
+    dense = setting.j * variances.repeat_interleave(sizes) @ setting.j.mT
+    torch.testing.assert_close(found, torch.autograd.grad(dense.sum(), variances)[0])
 
 
 def test_multiples_keep_the_form(setting):
