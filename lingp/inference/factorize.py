@@ -8,6 +8,8 @@ factor with only the square root of that loss.
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,8 +44,40 @@ def rounding_loss(largest: float, size: int, dtype: torch.dtype) -> float:
     return size * torch.finfo(dtype).eps * largest
 
 
-def cholesky_factor(squared: Tensor, blocks: Blocks, *inputs: Tensor) -> tuple[Tensor, bool]:
-    """Lower L with L Lᵀ = I + Mᵀ M, and whether it came from a QR of M.
+@dataclass(frozen=True)
+class Factorization:
+    """L Lᵀ = B = I + Mᵀ M, (n x n).
+
+    Attributes
+    ----------
+    factor
+        L, lower triangular.
+    squared
+        B with its graph, to which gradients go; None where L has a graph itself (from a QR of M)
+        or nothing has.
+    from_qr
+        Whether L came from a QR of M.
+    """
+
+    factor: Tensor
+    squared: Tensor | None
+    from_qr: bool
+
+    def log_determinant(self) -> Tensor:
+        """log det B = 2 Σ_i log L_ii, differentiable."""
+        if self.squared is None:
+            return 2 * self.factor.diagonal().log().sum()
+        return _LogDeterminant.apply(self.squared, self.factor)
+
+    def solve(self, right: Tensor) -> Tensor:
+        """B⁻¹ right, (n x S), differentiable."""
+        if self.squared is None:
+            return torch.cholesky_solve(right, self.factor)
+        return _Solve.apply(right, self.squared, self.factor)
+
+
+def factorize(squared: Tensor, blocks: Blocks, *inputs: Tensor) -> Factorization:
+    """Factorise I + Mᵀ M.
 
     Parameters
     ----------
@@ -62,20 +96,52 @@ def cholesky_factor(squared: Tensor, blocks: Blocks, *inputs: Tensor) -> tuple[T
     largest = largest_eigenvalue(detached)
     loss = rounding_loss(largest, size, dtype)
     if loss < ROUNDING_LIMIT:
-        factor, info = torch.linalg.cholesky_ex(squared)
+        factor, info = torch.linalg.cholesky_ex(detached)
         if int(info) == 0:
-            return factor, False
+            return Factorization(factor, squared if squared.requires_grad else None, False)
+    remedy = (
+        "a larger prior precision or noise" if dtype == torch.float64 else "dtype=torch.float64"
+    )
     warnings.warn(
-        f"I + Φ Φᵀ (size {size}) has largest eigenvalue {largest:.1e}: Cholesky in {dtype} "
-        f"would lose {loss:.1e} of a prior variance. Working from a QR of Φ instead, which is "
-        "slower"
-        + (
-            "; dtype=torch.float64 would do without"
-            if dtype != torch.float64
-            else "; a larger prior precision or noise would do without"
-        ),
+        f"I + Φ Φᵀ (size {size}) has largest eigenvalue {largest:.1e}: Cholesky in {dtype} would "
+        f"lose {loss:.1e} of a prior variance. Working from a QR of Φ instead, which is slower; "
+        f"{remedy} would do without",
         RoundingWarning,
         stacklevel=2,
     )
     identity = torch.eye(size, dtype=dtype, device=squared.device)
-    return streamed_triangle(blocks, identity, *inputs).mT, True
+    return Factorization(streamed_triangle(blocks, identity, *inputs).mT, None, True)
+
+
+class _LogDeterminant(torch.autograd.Function):
+    """log det B; its gradient is B⁻¹, cheaper than differentiating through the factorisation."""
+
+    @staticmethod
+    def forward(ctx: Any, squared: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(squared, factor)
+        return 2 * factor.diagonal().log().sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        squared, factor = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return grad * torch.cholesky_inverse(factor), None
+        identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+        return grad * _Solve.apply(identity, squared, factor), None  # can be differentiated again
+
+
+class _Solve(torch.autograd.Function):
+    """X = B⁻¹ Y: the gradient in Y is Z = B⁻¹ G, in B it is -Z Xᵀ."""
+
+    @staticmethod
+    def forward(ctx: Any, right: Tensor, squared: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(right, squared, factor)
+        return torch.cholesky_solve(right, factor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        right, squared, factor = ctx.saved_tensors
+        by_right = _Solve.apply(grad, squared, factor)
+        solution = _Solve.apply(right, squared, factor)
+        product = by_right @ solution.mT
+        return by_right, -0.5 * (product + product.mT), None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lingp.inference.factorize import cholesky_factor
+from lingp.inference.factorize import factorize
 from lingp.inference.posterior import Posterior
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
@@ -36,7 +36,7 @@ class FunctionSpace(Posterior):
             kernel = gram(training.factors(), variances=self.variances)
         squared = root.congruence(kernel)
         squared.diagonal().add_(1)
-        self.factor, self.from_qr = cholesky_factor(
+        self.factorization = factorize(
             squared, self._whitened_columns, self.variances, *root.tensors()
         )
 
@@ -53,11 +53,11 @@ class FunctionSpace(Posterior):
                     yield variances[slot.parameter].sqrt() * piece.flatten(0, 1).mT
 
     def log_determinant(self) -> Tensor:
-        return 2 * self.factor.diagonal().log().sum()
+        return self.factorization.log_determinant()
 
     def _inverse(self, w: Tensor) -> Tensor:
         """B⁻¹ w: (N x K x S) -> (N x K x S)."""
-        return torch.cholesky_solve(w.flatten(0, 1), self.factor).view_as(w)
+        return self.factorization.solve(w.flatten(0, 1)).view_as(w)
 
     def _reject(self, top: Tensor, bottom: Tensor) -> tuple[Tensor, Tensor]:
         """[top; bottom] less its projection on the range of M = [Φᵀ; I], for Mᵀ M = B.
@@ -83,7 +83,7 @@ class FunctionSpace(Posterior):
         cross = gram(training.factors(), factors, variances=self.variances)
         cross = cross.view(training.num_data, training.num_outputs, -1)
         return torch.linalg.solve_triangular(
-            self.factor, self.root.t_apply(cross).flatten(0, 1), upper=False
+            self.factorization.factor, self.root.t_apply(cross).flatten(0, 1), upper=False
         )
 
     def _residual(self, factors: Factors) -> Tensor:
@@ -93,21 +93,24 @@ class FunctionSpace(Posterior):
         top, bottom = self._reject(top, bottom)
         return torch.cat([top, bottom.flatten(0, 1)])
 
+    @torch.no_grad()
     def covariance(self, factors: Factors) -> Tensor:
-        if self.from_qr:
+        if self.factorization.from_qr:
             residual = self._residual(factors)
             return residual.mT @ residual
         half = self._half(factors)
         return gram(factors, variances=self.variances) - half.mT @ half
 
+    @torch.no_grad()
     def marginal_covariance(self, factors: Factors) -> Tensor:
         shape = (factors.num_data, factors.num_outputs)
-        if self.from_qr:
+        if self.factorization.from_qr:
             residual = self._residual(factors).mT.unflatten(0, shape)
             return residual @ residual.mT
         half = self._half(factors).mT.unflatten(0, shape)  # (n, C, N·K)
         return diagonal_blocks(factors, self.variances) - half @ half.mT
 
+    @torch.no_grad()
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         training = self.training
         e = self._standard_normal(training.num_parameters, num_samples, generator=generator)
@@ -118,5 +121,7 @@ class FunctionSpace(Posterior):
 
     def bytes_per_row(self) -> int:
         training = self.training
-        columns = len(self.factor) + (training.num_parameters if self.from_qr else 0)
-        return 4 * training.num_outputs * columns * self.factor.element_size()
+        columns = len(self.factorization.factor)
+        if self.factorization.from_qr:
+            columns += training.num_parameters
+        return 4 * training.num_outputs * columns * self.scale.element_size()

@@ -17,8 +17,9 @@ from lingp.priors import Prior
 class Posterior(ABC):
     """Posterior of whitened weights e: θ = mean + Σ0^{1/2} e, Cov e = (I + Φᵀ Φ)⁻¹.
 
-    Φ = Rᵀ J Σ0^{1/2} is the whitened Jacobian at the training data. Everything is
-    differentiable in the prior's variances and in R when it was built with grad mode on.
+    Φ = Rᵀ J Σ0^{1/2} is the whitened Jacobian at the training data. `log_determinant` and `solve`
+    are differentiable in the prior's variances and in R when the posterior was made with grad mode
+    on; covariances and samples are plain values.
 
     Parameters
     ----------

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lingp.inference.factorize import cholesky_factor
+from lingp.inference.factorize import factorize
 from lingp.inference.posterior import Posterior
 from lingp.inference.streaming import streamed_gram
 from lingp.inference.training_set import TrainingSet
@@ -31,9 +31,7 @@ class WeightSpace(Posterior):
         ggn = _weighted_ggn(training, root)
         squared = self.scale.unsqueeze(-1) * ggn * self.scale
         squared.diagonal().add_(1)
-        self.factor, self.from_qr = cholesky_factor(
-            squared, self._whitened_rows, self.scale, *root.tensors()
-        )
+        self.factorization = factorize(squared, self._whitened_rows, self.scale, *root.tensors())
 
     def _whitened_rows(self, scale: Tensor, *root: Tensor) -> Iterator[Tensor]:
         """Blocks of rows of Φ."""
@@ -41,35 +39,39 @@ class WeightSpace(Posterior):
             yield block * scale
 
     def log_determinant(self) -> Tensor:
-        return 2 * self.factor.diagonal().log().sum()
+        return self.factorization.log_determinant()
 
     def solve(self, z: Tensor) -> Tensor:
         z = z.unsqueeze(-1)
-        e = torch.cholesky_solve(self.whitened_t_product(z), self.factor)
+        e = self.factorization.solve(self.whitened_t_product(z))
         # one step of refinement: the residual is computed with Φ, not with its square
         gradient = self.whitened_t_product(z - self.whitened_product(e)) - e
-        return (e + torch.cholesky_solve(gradient, self.factor)).squeeze(-1)
+        return (e + self.factorization.solve(gradient)).squeeze(-1)
 
     def _half(self, factors: Factors) -> Tensor:
         """L⁻¹ Φ*ᵀ, (P x n·C)."""
         rows = factors.jacobian().flatten(0, 1) * self.scale  # (n·C, P)
-        return torch.linalg.solve_triangular(self.factor, rows.mT, upper=False)
+        return torch.linalg.solve_triangular(self.factorization.factor, rows.mT, upper=False)
 
+    @torch.no_grad()
     def covariance(self, factors: Factors) -> Tensor:
         half = self._half(factors)
         return half.mT @ half
 
+    @torch.no_grad()
     def marginal_covariance(self, factors: Factors) -> Tensor:
         half = self._half(factors).mT.unflatten(0, (factors.num_data, factors.num_outputs))
         return half @ half.mT  # (n, C, P) (n, P, C)
 
+    @torch.no_grad()
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
-        noise = self._standard_normal(len(self.factor), num_samples, generator=generator)
-        return torch.linalg.solve_triangular(self.factor.mT, noise, upper=True)
+        factor = self.factorization.factor
+        noise = self._standard_normal(len(factor), num_samples, generator=generator)
+        return torch.linalg.solve_triangular(factor.mT, noise, upper=True)
 
     def bytes_per_row(self) -> int:
         training = self.training
-        return 4 * training.num_outputs * training.num_parameters * self.factor.element_size()
+        return 4 * training.num_outputs * training.num_parameters * self.scale.element_size()
 
 
 def _weighted_ggn(training: TrainingSet, root: CurvatureRoot) -> Tensor:

@@ -139,3 +139,19 @@ def test_samples_have_the_posterior_covariance(kind, space):
     error = ((variances.outer(variances) + expected.square()) / num_samples).sqrt()
     assert ((f @ f.mT / num_samples - expected).abs() / error).max() < 5
     assert (f.mean(1).abs() / (variances / num_samples).sqrt()).max() < 5
+
+
+@pytest.mark.parametrize("mean", MEANS)
+def test_second_derivatives_of_the_evidence(mean):
+    """By function space; streamed products refuse (they are never silently wrong)."""
+    net, x, y, x_test = CASES[3].build()
+    prior, likelihood = hyperparameters("isotropic/scalar", 3)
+    laplace = make_laplace(net, x, y, prior, likelihood, "function", mean)
+    dense = dense_reference(net, x, y, x_test, prior, likelihood, mean)
+    parameters = [prior.raw_precision, likelihood.raw_noise]
+    hessians = []
+    for value in (laplace.log_marginal_likelihood(), dense.log_evidence):
+        gradients = torch.autograd.grad(value, parameters, create_graph=True)
+        rows = [torch.autograd.grad(g, parameters, retain_graph=True) for g in gradients]
+        hessians.append(torch.tensor([[float(h) for h in row] for row in rows]))
+    close(hessians[0], hessians[1])

@@ -64,7 +64,7 @@ def test_qr_gives_what_cholesky_gives(kind, space, mean, monkeypatch):
         evidence = laplace.log_marginal_likelihood()
     with pytest.warns(RoundingWarning):
         posterior = laplace.posterior()
-    assert posterior.from_qr
+    assert posterior.factorization.from_qr
     assert evidence.item() == pytest.approx(dense.log_evidence.item(), rel=1e-9)
     gradients = torch.autograd.grad(evidence, parameters)
     for a, e in zip(gradients, torch.autograd.grad(dense.log_evidence, parameters), strict=True):
@@ -98,7 +98,9 @@ def test_float32_with_a_tiny_precision_keeps_its_accuracy(space, mean, layerwise
         evidence = laplace.log_marginal_likelihood()
     with pytest.warns(RoundingWarning):
         posterior = laplace.posterior()
-    assert largest_eigenvalue(posterior.factor @ posterior.factor.mT) > 1e7
+    assert (
+        largest_eigenvalue(posterior.factorization.factor @ posterior.factorization.factor.mT) > 1e7
+    )
 
     assert evidence.item() == pytest.approx(dense.log_evidence.item(), rel=2e-3)
     gradients = torch.autograd.grad(evidence, parameters)
@@ -127,7 +129,7 @@ def test_float64_needs_no_qr_where_float32_does():
     laplace = make_laplace(net, x, y, Isotropic(1e-4), Gaussian(1e-2), "function")
     with warnings.catch_warnings():
         warnings.simplefilter("error", RoundingWarning)
-        assert not laplace.posterior().from_qr
+        assert not laplace.posterior().factorization.from_qr
 
 
 @pytest.mark.parametrize("size", [1, 2, 30])
