@@ -16,7 +16,7 @@ Space = Literal["weight_space", "function_space"]
 
 @dataclass(frozen=True)
 class Cost:
-    """What one factorisation takes."""
+    """What one factorisation takes, with predictions for as many rows as there are data."""
 
     flops: float
     bytes: float
@@ -45,9 +45,12 @@ class InferenceChoice:
 
 
 def weight_space_cost(num_data: int, num_outputs: int, num_parameters: int, itemsize: int) -> Cost:
-    """Jᵀ Λ J, (P x P), and its Cholesky factor; four such matrices are alive at the peak."""
+    """Jᵀ Λ J (P x P), its Cholesky factor, and a triangular solve for as many test rows as data.
+
+    Four P x P matrices are alive at the peak.
+    """
     rows, size = float(num_data * num_outputs), float(num_parameters)
-    return Cost(2 * rows * size**2 + size**3 / 3, 4 * size**2 * itemsize)
+    return Cost(2 * rows * size**2 + size**3 / 3 + rows * size**2, 4 * size**2 * itemsize)
 
 
 def function_space_cost(
@@ -57,19 +60,21 @@ def function_space_cost(
     itemsize: int,
     factor_bytes: float,
 ) -> Cost:
-    """J Σ0 Jᵀ from factors, (N·C x N·C), and its Cholesky factor; four such at the peak.
+    """J Σ0 Jᵀ (N·C x N·C), its Cholesky factor, and a solve for as many test rows as data.
 
-    A matrix (d_out x d_in) contributes N² d_in + (N·C)² d_out multiplications, any other tensor at
-    most (N·C)² times its size.
+    A matrix (d_out x d_in) takes N² d_in + (N·C)² d_out multiplications, any other tensor at most
+    (N·C)² times its size; the symmetric kernel of the data is half of that with test rows. Four
+    N·C x N·C matrices are alive at the peak, and the factors.
     """
     n, rows = float(num_data), float(num_data * num_outputs)
-    gram = 0.0
+    cross = 0.0
     for shape in parameter_shapes:
         if len(shape) == 2:
-            gram += n**2 * shape[1] + rows**2 * shape[0]
+            cross += 2 * (n**2 * shape[1] + rows**2 * shape[0])
         else:
-            gram += rows**2 * (shape[0] if len(shape) == 1 else math.prod(shape))
-    return Cost(gram + rows**3 / 3, 4 * rows**2 * itemsize + factor_bytes)
+            cross += 2 * rows**2 * math.prod(shape)
+    flops = cross / 2 + rows**3 / 3 + cross + rows**3
+    return Cost(flops, 4 * rows**2 * itemsize + factor_bytes)
 
 
 def choose_space(

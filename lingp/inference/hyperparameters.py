@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.laplace import LinearizedLaplace
+from lingp.inference.progress import count
 from lingp.inference.spectrum import has_spectral_evidence, spectral_evidence
 
 _SHIFTS = (0.0, -4.0, 4.0)  # of raw values (logarithms by default): starts of the free search
@@ -93,15 +94,7 @@ def optimize(
         search = _search_spectrum(laplace, parameters, log_prior, threshold, max_evaluations)
     if search is None:
         method = "L-BFGS"
-        with warnings.catch_warnings():
-            # said once, by the evaluation at the end, not at every step
-            warnings.simplefilter("ignore", RoundingWarning)
-            search = maximize(
-                lambda: laplace.log_marginal_likelihood() + log_prior(),
-                parameters,
-                threshold,
-                max_evaluations,
-            )
+        search = _search_evidence(laplace, parameters, log_prior, threshold, max_evaluations)
     with torch.no_grad():
         final = float(laplace.log_marginal_likelihood())
     result = HyperparameterResult(
@@ -185,6 +178,25 @@ def maximize(
     _set_flat(parameters, found.x)
     gradient_norm = float(np.abs(found.jac).max()) if math.isfinite(found.fun) else math.inf
     return Search(-float(found.fun), gradient_norm, int(found.nfev))
+
+
+def _search_evidence(
+    laplace: LinearizedLaplace,
+    parameters: Sequence[Tensor],
+    log_prior: Callable[[], Tensor],
+    threshold: float,
+    max_evaluations: int,
+) -> Search:
+    """The search with one factorisation per evaluation."""
+    with warnings.catch_warnings(), count("optimising", show=laplace.training.progress) as step:
+        # said once, by the evaluation at the end, not at every step
+        warnings.simplefilter("ignore", RoundingWarning)
+
+        def objective() -> Tensor:
+            step()
+            return laplace.log_marginal_likelihood() + log_prior()
+
+        return maximize(objective, parameters, threshold, max_evaluations)
 
 
 def _search_spectrum(

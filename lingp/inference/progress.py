@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -17,12 +18,27 @@ def track(
 
     Without tqdm installed, or with `show=False`, plain iteration.
     """
-    if show:
-        try:
-            from tqdm.auto import tqdm
-        except ImportError:
-            show = False
-    if not show:
+    bar = _bar_class() if show else None
+    if bar is None:
         yield from items
         return
-    yield from tqdm(items, desc=description, total=total, delay=SECONDS_BEFORE_SHOWN, leave=False)
+    yield from bar(items, desc=description, total=total, delay=SECONDS_BEFORE_SHOWN, leave=False)
+
+
+@contextmanager
+def count(description: str, *, show: bool = True) -> Iterator[Callable[[], object]]:
+    """Gives a function to call after each step of work whose end isn't known."""
+    bar = _bar_class() if show else None
+    if bar is None:
+        yield lambda: None
+        return
+    with bar(desc=description, delay=SECONDS_BEFORE_SHOWN, leave=False) as steps:
+        yield steps.update
+
+
+def _bar_class() -> Any:
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return None
+    return tqdm

@@ -148,7 +148,7 @@ class LinearizedGP:
         y
             Targets of the shape of the network's output; (N,) and (N, 1) stand for each other.
         progress
-            Whether work that takes more than seconds shows a progress bar.
+            Whether work that takes more than seconds, now or later, shows a progress bar.
 
         Returns
         -------
