@@ -1,10 +1,10 @@
 """When to write a kernel down: products with it through its factors, or through the matrix.
 
 A product through the factors takes 4·N·P flops per column; forming the matrix once takes about
-N² Σ_l (I_l + C² O_l) and makes every later product 2·(N·C)² per column. Which is cheaper depends on
-how many products are still to come, and nobody knows. So the flops of the products so far are counted,
-and the matrix is formed once they would have paid for it: the work is then never more than twice what
-the better choice, known beforehand, would have taken.
+N² Σ_l (I_l + C² O_l) and makes every later product 2·(N·C)² per column. Which is cheaper depends
+on how many products are still to come, and nobody knows. So the flops of the products so far are
+counted, and the matrix is formed once they would have paid for it: the work is then never more
+than about twice what the better choice, known beforehand, would have taken.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _pair(block: Block) -> int:
 def matrix_pays(
     left: Factors, right: Factors | None, width: int, spent: float
 ) -> tuple[bool, float]:
-    """Whether the next product (of `width` columns) should form the matrix, and the flops spent after it.
+    """Whether the next product, of `width` columns, should form the matrix; and the flops after it.
 
     `spent` are the flops that earlier products with this kernel took through the factors.
     """
