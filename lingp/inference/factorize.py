@@ -24,6 +24,10 @@ class RoundingWarning(UserWarning):
     """The squared matrix is past what its dtype resolves; a slower QR was used instead."""
 
 
+class OutOfRangeError(ValueError):
+    """A hyperparameter is so large or small that the whitened Jacobian isn't finite."""
+
+
 def largest_eigenvalue(matrix: Tensor, num_iterations: int = 10) -> float:
     """Largest eigenvalue of a PSD matrix by a few power iterations (never above it)."""
     with torch.no_grad():
@@ -88,7 +92,7 @@ def factorize(squared: Tensor, blocks: Blocks, *inputs: Tensor) -> Factorization
     """
     detached = squared.detach()
     if not bool(torch.isfinite(detached).all()):
-        raise ValueError(
+        raise OutOfRangeError(
             "the whitened Jacobian has NaN or infinite entries: a hyperparameter (prior precision, "
             "noise) or the network's Jacobian is out of range"
         )

@@ -23,7 +23,7 @@ class Isotropic(Prior):
     Examples
     --------
     >>> prior = Isotropic(precision=0.1).bind(["0.weight", "0.bias"])
-    >>> prior.variances().tolist()
+    >>> prior.variances().round(decimals=6).tolist()
     [10.0, 10.0]
     """
 

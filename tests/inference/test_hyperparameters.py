@@ -11,6 +11,7 @@ from laplace_cases import CASES, hyperparameters, make_laplace
 
 from lingp.inference import ConvergenceWarning, FunctionSpace, WeightSpace, optimize
 from lingp.inference import hyperparameters as module
+from lingp.inference.factorize import OutOfRangeError
 from lingp.inference.spectrum import has_spectral_evidence, spectral_evidence
 from lingp.likelihoods import Gaussian
 from lingp.priors import Isotropic, Layerwise
@@ -89,13 +90,13 @@ def test_spaces_find_the_same_optimum(kind, mean):
 def test_noise_of_a_fixed_network_is_near_the_mean_square():
     """With the network's mean and hardly any flexibility, noise = |y - f*|² / N·C."""
     net, x, y, _ = CASES[1].build(num_data=40)
-    prior, likelihood = Isotropic(1e7), Gaussian(5.0)
+    prior, likelihood = Isotropic(1e5), Gaussian(5.0)
     prior.raw_precision.requires_grad_(False)
     laplace = make_laplace(net, x, y, prior, likelihood, "function")
     optimize(laplace)
     square = (y - net(x).detach()).square().mean()
-    assert likelihood.noise.item() == pytest.approx(square.item(), rel=1e-4)
-    assert prior.precision.item() == pytest.approx(1e7)
+    assert likelihood.noise.item() == pytest.approx(square.item(), rel=1e-2)
+    assert prior.precision.item() == pytest.approx(1e5)
 
 
 @pytest.mark.parametrize("kind", ["isotropic/scalar", "layerwise/per-output"])
@@ -135,6 +136,22 @@ def test_an_unfinished_search_says_so():
         result = optimize(laplace, max_evaluations=2)
     assert not result.converged
     assert "not converged" in str(result)
+
+
+@pytest.mark.parametrize("edge", ["raises", "nan", "inf"])
+def test_a_search_turns_back_from_where_there_is_no_value(edge):
+    x = torch.tensor([-30.0], dtype=torch.float64, requires_grad=True)
+
+    def objective():
+        if x.item() > 2.0:  # the optimum is at 1, the first steps go far past it
+            if edge == "raises":
+                raise OutOfRangeError
+            return float(edge) * x.sum()
+        return -(x - 1.0).pow(4).sum() - (x - 1.0).square().sum()
+
+    search = module.maximize(objective, [x], 1e-8, 200)
+    assert x.item() == pytest.approx(1.0, abs=1e-6)
+    assert search.gradient_norm < 1e-8
 
 
 def test_past_rounding_the_search_goes_by_qr():
