@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lingp.inference.factorize import ROUNDING_LIMIT, rounding_loss
+from lingp.inference.function_space import FunctionSpace
 from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.weight_space import WeightSpace
 from lingp.likelihoods import UniformRoot
@@ -96,7 +97,5 @@ def spectral_evidence(laplace: LinearizedLaplace) -> SpectralEvidence:
 
 def has_spectral_evidence(laplace: LinearizedLaplace) -> bool:
     """Whether prior and likelihood have the form that one eigendecomposition serves."""
-    from lingp.inference.function_space import FunctionSpace
-
     exact = laplace.method is WeightSpace or laplace.method is FunctionSpace
     return exact and laplace.prior.isotropic and isinstance(laplace.curvature_root(), UniformRoot)
