@@ -18,6 +18,9 @@ def dense_jacobian(net, x, parameters=None):
         with torch.enable_grad():
             out = call_network(net, map_inputs(lambda t, n=n: t[n : n + 1], x)).reshape(-1)
         rows = []
+        if not out.requires_grad:
+            examples.append(torch.zeros(len(out), sum(p.numel() for p in chosen), dtype=torch.float64))
+            continue
         for f in out:
             grads = torch.autograd.grad(f, chosen, retain_graph=True, allow_unused=True)
             filled = [torch.zeros_like(p) if g is None else g.to_dense() for p, g in zip(chosen, grads)]

@@ -1,6 +1,7 @@
 """From a network to its outputs and the layer factors of its Jacobian."""
 
 from lingp.linearization.blocks import DenseBlock, LookupBlock, OuterBlock, Slot
+from lingp.linearization.checks import check_rule
 from lingp.linearization.factors import Factors
 from lingp.linearization.network import LinearizedNetwork
 from lingp.linearization.rules import Dense, Lookup, Outer
@@ -18,6 +19,7 @@ __all__ = [
     "OuterBlock",
     "ParameterSelection",
     "Slot",
+    "check_rule",
     "register_rule",
     "select_parameters",
     "unregister_rule",

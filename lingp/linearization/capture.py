@@ -47,8 +47,8 @@ class Record:
         """What to copy next time, judged after the network has run."""
         x = self.operation.input
         return Care(
-            self.returned._version != self.returned_version,
-            x is not None and x._version != self.input_version,
+            _version(self.returned) != self.returned_version,
+            _version(x) != self.input_version,
         )
 
     @property
@@ -57,6 +57,11 @@ class Record:
         x = self.operation.input
         dims = (-1 if x is None else x.dim(), self.h.dim())
         return (self.kind, *dims, *self.names.values())
+
+
+def _version(t: Tensor | None) -> int:
+    """How often `t` has been written to in place; tensors of inference mode do not count it."""
+    return 0 if t is None or t.is_inference() else t._version
 
 
 def _body_of(function: Any) -> Callable[..., Any]:
@@ -179,19 +184,23 @@ class Capture(TorchFunctionMode):
             aligned = {key: t.detach() for key, t in aligned.items()}
         returned = h.clone() if care.copy_output else h
         kept = replace(operation, input=x, aligned=aligned)
-        version = 0 if x is None else x._version
-        self.records.append(
-            Record(kind, rule, kept, names, h, returned, returned._version, version)
-        )
+        versions = _version(returned), _version(x)
+        self.records.append(Record(kind, rule, kept, names, h, returned, *versions))
         return returned
 
 
 @contextmanager
 def module_rules(network: nn.Module, capture: Capture) -> Iterator[None]:
     """Record calls of modules whose class has a registered rule, by hooks that are then removed."""
+    if not (capture.selected and MODULE_RULES):
+        yield
+        return
+
+    def watched(module: nn.Module) -> dict[str, nn.Parameter]:
+        return {role: p for role, p in module.named_parameters() if p in capture.selected}
 
     def hold(module: nn.Module, args: tuple[Any, ...]) -> None:
-        for p in module.parameters():
+        for p in watched(module).values():
             p.requires_grad_(False)
 
     def hook_for(rule: ModuleRule) -> Callable[..., Tensor]:
@@ -202,9 +211,9 @@ def module_rules(network: nn.Module, capture: Capture) -> Iterator[None]:
                     "returns a tensor; unregister the rule to use the fallback"
                 )
             own = dict(module.named_parameters())
-            for p in own.values():
-                p.requires_grad_(p in capture.selected)
-            names = {role: capture.selected[p] for role, p in own.items() if p in capture.selected}
+            names = {role: capture.selected[p] for role, p in watched(module).items()}
+            for role in names:
+                own[role].requires_grad_(True)
             operation = Operation(args[0], own, {"module": module}, rule.any_axis)
             return capture.record(type(module), rule, operation, names, out)
 

@@ -8,39 +8,26 @@ import torch
 from torch import Tensor
 
 
-def batched_gradients(f: Tensor, hs: Sequence[Tensor], create_graph: bool) -> list[Tensor]:
-    """∂f_c/∂h for every output c at once: (C, *h.shape) for every h, by one mapped backward pass."""
+def output_gradients(
+    f: Tensor, hs: Sequence[Tensor], create_graph: bool, mapped: bool = True
+) -> list[Tensor]:
+    """∂f_c/∂h for every output c: (C, *h.shape) for every h, by one mapped backward pass or by C."""
     rows, outputs = f.shape
     if not hs or not f.requires_grad:
         return [h.new_zeros(outputs, *h.shape) for h in hs]
-    if outputs == 1:
-        ones = torch.ones_like(f)
-        grads = torch.autograd.grad(f, hs, ones, create_graph=create_graph, allow_unused=True)
-        return [_or_zeros(g, h).unsqueeze(0) for g, h in zip(grads, hs, strict=True)]
     basis = torch.eye(outputs, dtype=f.dtype, device=f.device).unsqueeze(1).expand(-1, rows, -1)
-    try:
-        grads = torch.autograd.grad(
-            f,
-            hs,
-            basis,
-            create_graph=create_graph,
-            retain_graph=True,
-            allow_unused=True,
-            is_grads_batched=True,
-        )
-    except RuntimeError:  # an operation that cannot be mapped: one output at a time
-        singles = [
-            torch.autograd.grad(
-                f, hs, b, create_graph=create_graph, retain_graph=True, allow_unused=True
-            )
-            for b in basis
-        ]
-        return [
-            torch.stack([_or_zeros(g, h) for g in per_output])
-            for per_output, h in zip(zip(*singles, strict=True), hs, strict=True)
-        ]
+    options = {"create_graph": create_graph, "retain_graph": True, "allow_unused": True}
+    if mapped and outputs > 1:
+        try:
+            grads = torch.autograd.grad(f, hs, basis, is_grads_batched=True, **options)
+        except RuntimeError:  # an operation that cannot be mapped
+            return output_gradients(f, hs, create_graph, mapped=False)
+        empty = [h.new_zeros(1, *h.shape).expand(outputs, *h.shape) for h in hs]
+        return [z if g is None else g for g, z in zip(grads, empty, strict=True)]
+    singles = [torch.autograd.grad(f, hs, b, **options) for b in basis]
     return [
-        h.new_zeros(outputs, *h.shape) if g is None else g for g, h in zip(grads, hs, strict=True)
+        torch.stack([_or_zeros(g, h) for g in per_output])
+        for per_output, h in zip(zip(*singles, strict=True), hs, strict=True)
     ]
 
 

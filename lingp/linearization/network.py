@@ -27,22 +27,23 @@ from lingp.linearization.inputs import (
 )
 from lingp.linearization.plan import Plan, linearise
 from lingp.linearization.probing import PROBE_SIZES, make_plan
-from lingp.linearization.selection import ParameterSelection, select_parameters
+from lingp.linearization.selection import ParameterSelection, select_parameters, unwrapped
 
 _DEFAULT_MEMORY = 1 << 28  # bytes of activations and gradients alive at a time
 
 
 def frozen_copy(net: nn.Module) -> nn.Module:
     """A copy of `net` in eval mode that shares nothing with it and computes the same outputs."""
-    net = net.module if isinstance(net, nn.DataParallel) else net
     memo: dict[int, Any] = {}
-    for (
-        module
-    ) in net.modules():  # deepcopy refuses tensors with a graph, as weight_norm leaves behind
+    for module in net.modules():
         for value in (*vars(module).values(), *module._buffers.values()):
             if isinstance(value, Tensor) and not value.is_leaf:
+                # deepcopy refuses tensors with a graph, which weight_norm leaves behind
                 memo[id(value)] = value.detach().clone()
-    net = _uncompiled(copy.deepcopy(net, memo)).eval().requires_grad_(False)
+    net = _uncompiled(copy.deepcopy(net, memo)).eval()
+    for p in net.parameters():
+        p = p if p.is_leaf else p.detach_()  # as deepcopy leaves those of scripted modules
+        p.requires_grad_(False).data = p.data.contiguous()
     for module in net.modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             _as_plain_table(module)
@@ -50,8 +51,8 @@ def frozen_copy(net: nn.Module) -> nn.Module:
 
 
 def _uncompiled(net: nn.Module) -> nn.Module:
-    """Compiled modules run the original's code: a compiled one hides its operations."""
-    net = getattr(net, "_orig_mod", net)
+    """A compiled module hides its operations; the module that it wraps shows them."""
+    net = unwrapped(net)
     for name, child in list(net.named_children()):
         net._modules[name] = _uncompiled(child)
     net._compiled_call_impl = None
@@ -114,7 +115,7 @@ class LinearizedNetwork:
                 f"memory_budget: got {memory_budget}; expected a positive number of bytes"
             )
         self.parameter_names = list(select_parameters(net, parameters))
-        self.network = frozen_copy(net)
+        self.network = frozen_copy(unwrapped(net))
         self.memory_budget = memory_budget or _DEFAULT_MEMORY
         self._plans: dict[Any, Plan] = {}
         self.to(dtype=dtype)
@@ -186,7 +187,7 @@ class LinearizedNetwork:
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> LinearizedNetwork:
         """Move or convert the frozen copy, in place."""
-        self.network.to(device=device, dtype=dtype).requires_grad_(False)
+        self.network.to(device=device, dtype=dtype)
         self._plans.clear()
         return self
 

@@ -13,7 +13,7 @@ from lingp.linearization.blocks import DenseBlock, Slot
 from lingp.linearization.capture import Capture, Care, Record
 from lingp.linearization.factors import Factors
 from lingp.linearization.fallback import Fallback
-from lingp.linearization.gradients import batched_gradients, leaves
+from lingp.linearization.gradients import leaves, output_gradients
 from lingp.linearization.inputs import Inputs, call_network, map_inputs, num_rows
 from lingp.linearization.layout import Layout
 from lingp.linearization.rules.base import Dense, Outer, Piece
@@ -39,13 +39,15 @@ class Call:
 class Plan:
     """Calls in order, the parameters that rules cover, and the fallback for the others.
 
-    `distinct` counts the different rows that the plan was learned on.
+    `mapped` says that one backward pass serves all outputs, `distinct` counts the different rows that the
+    plan was learned on.
     """
 
     calls: tuple[Call, ...]
     structured: frozenset[str]
     fallback: Fallback | None
     output_shape: torch.Size
+    mapped: bool = True
     distinct: int = 0
     bytes_per_row: int = 1
 
@@ -78,7 +80,7 @@ def linearise(
             return f[:1], factors.rows(slice(0, 1))
         live = [i for i, call in enumerate(plan.calls) if plan.structured.intersection(call.names)]
         records = [capture.records[i] for i in live]
-        gradients = batched_gradients(f, [r.h for r in records], differentiable)
+        gradients = output_gradients(f, [r.h for r in records], differentiable, plan.mapped)
     uses: list[Use] = []
     with torch.set_grad_enabled(differentiable):
         for i, record, g in zip(live, records, gradients, strict=True):
@@ -86,7 +88,8 @@ def linearise(
         if plan.fallback is not None:
             found = _fallback_jacobians(plan.fallback, lin, x, differentiable)
             wholes = lin.slots()
-            uses.extend(Use(DenseBlock(j, wholes[name]), wholes[name]) for name, j in found.items())
+            for name, jacobian in found.items():
+                uses.append(Use(DenseBlock(jacobian.to(lin.dtype), wholes[name]), wholes[name]))
         blocks = merge(uses)
     slices = tuple(lin.parameter_slices)
     factors = Factors(tuple(blocks), rows, f.shape[1], slices, lin.dtype, lin.device)

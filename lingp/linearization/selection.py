@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Union
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 ParameterSelection = Union[str, Callable[[str, nn.Parameter], bool], Iterable["str | nn.Parameter"]]
 
@@ -39,7 +41,8 @@ def select_parameters(
     TypeError
         If `parameters` is none of the above.
     """
-    named = dict(net.named_parameters())
+    net = unwrapped(net)
+    named = {plain_name(name): p for name, p in net.named_parameters()}
     if isinstance(parameters, str):
         chosen = _by_string(net, named, parameters)
     elif callable(parameters):
@@ -51,6 +54,14 @@ def select_parameters(
             f"parameters: got {type(parameters).__name__}; expected 'all', 'last_layer', a name pattern, "
             "a predicate (name, parameter) -> bool, or a list of names or parameters"
         )
+    unfinished = [name for name, p in chosen.items() if is_lazy(p)]
+    if unfinished:
+        raise ValueError(
+            f"net: the shapes of {unfinished} are not known yet; run the network once on its inputs"
+        )
+    fixed = [name for name, p in chosen.items() if not p.is_floating_point()]
+    if fixed:
+        warnings.warn(f"the parameters {fixed} are not real numbers; they are held fixed", stacklevel=3)
     chosen = {name: p for name, p in chosen.items() if p.is_floating_point()}
     if not chosen:
         raise ValueError(
@@ -58,6 +69,18 @@ def select_parameters(
             f"({', '.join(list(named)[:6]) or 'it has none'}...); 'all' takes those with requires_grad=True"
         )
     return chosen
+
+
+def unwrapped(net: nn.Module) -> nn.Module:
+    """The network itself, out of the wrappers for compilation and parallel work."""
+    net = getattr(net, "_orig_mod", net)
+    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    return net.module if isinstance(net, wrappers) else net
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what compilation puts into it."""
+    return name.replace("_orig_mod.", "")
 
 
 def _by_string(
@@ -77,7 +100,11 @@ def _by_string(
 def _by_list(
     net: nn.Module, named: dict[str, nn.Parameter], wanted: list[str | nn.Parameter]
 ) -> dict[str, nn.Parameter]:
-    aliases = dict(net.named_parameters(remove_duplicate=False))
+    aliases = {
+        alias: p
+        for name, p in net.named_parameters(remove_duplicate=False)
+        for alias in (name, plain_name(name))
+    }
     ids = {id(p) for p in named.values()}
     chosen: set[int] = set()
     for item in wanted:

@@ -6,6 +6,7 @@ are repeated for every example.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -63,13 +64,16 @@ class SumRule:
 
 @rule_for(torch.sub, Tensor.sub, Tensor.__sub__)
 class DifferenceRule:
-    """h = x − p: ∂f/∂p = −g, summed likewise."""
+    """h = x − p or p − x: ∂f/∂p = ∓g, summed likewise."""
 
     def bind(self, input: object, other: object, *, alpha: float = 1) -> Operation | None:
-        return _bind(input, other) if alpha == 1 and not _is_parameter(input) else None
+        operation = _bind(input, other) if alpha == 1 else None
+        sign = 1 if operation and operation.input is other else -1
+        return operation and replace(operation, options={"sign": sign})
 
     def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
-        return {"parameter": Dense(-_broadcast_sum(g, operation.parameters["parameter"].shape))}
+        total = _broadcast_sum(g, operation.parameters["parameter"].shape)
+        return {"parameter": Dense(operation.options["sign"] * total)}
 
 
 @rule_for(torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
