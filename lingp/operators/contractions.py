@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lingp.linearization.align import aligned
 from lingp.linearization.blocks import Block, OuterBlock
 from lingp.linearization.factors import Factors
 from lingp.operators.panels import add_panel_gradients_, add_panels_
@@ -60,6 +62,8 @@ def gram(factors: Factors, other: Factors | None = None, variances: Tensor | Non
         If the two sets of factors belong to different networks, or `variances` has another length.
     """
     _check(factors, other, variances)
+    if other is not None:
+        factors, other = aligned([factors, other])
     if variances is None:
         variances = torch.ones(len(factors.slices), dtype=factors.dtype, device=factors.device)
     tensors = factors.tensors() + (() if other is None else other.tensors())
@@ -86,20 +90,16 @@ class _Gram(torch.autograd.Function):
     """The kernel; derivatives are recomputed, so that nothing of size L·(N·C)² is kept."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: torch.autograd.function.FunctionCtx,
-        factors: Factors,
-        other: Factors | None,
-        variances: Tensor,
-        *tensors: Tensor,
+    def forward(
+        ctx: Any, factors: Factors, other: Factors | None, variances: Tensor, *tensors: Tensor
     ) -> Tensor:
-        ctx.factors, ctx.other = factors, other  # type: ignore[attr-defined]
+        ctx.factors, ctx.other = factors, other
         ctx.save_for_backward(variances, *tensors)
         here, there = _separate(factors, other, [t.detach() for t in tensors])
         return _contract(here, there, variances.detach())
 
     @staticmethod
-    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def,override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         variances, *tensors = ctx.saved_tensors
         if any(ctx.needs_input_grad[3:]):
             with torch.enable_grad():
@@ -207,8 +207,9 @@ def _contract_differentiably(here: Factors, there: Factors | None, variances: Te
         outer = torch.einsum("nco,mdo->ncmd", a.every_g()[:, :, 0], b.every_g()[:, :, 0])
         kernel = kernel + inner[:, None, :, None] * outer
     flat = kernel.reshape(here.shape[0], other.shape[0])
-    for a, b in [*methods.positions, *methods.panels]:
-        for slot in a.slots:
-            left, right = a.columns(slot).flatten(0, 1), b.columns(slot).flatten(0, 1)
+    dense: list[tuple[Block, Block]] = [*methods.positions, *methods.panels]
+    for left_block, right_block in dense:
+        for slot in left_block.slots:
+            left, right = (x.columns(slot).flatten(0, 1) for x in (left_block, right_block))
             flat = flat + variances[slot.parameter] * (left @ right.T)
     return flat

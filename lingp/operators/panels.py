@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lingp.linearization.blocks import Block, DenseBlock, LookupBlock, OuterBlock, Slot
+from lingp.linearization.blocks import Block, DenseBlock, LookupBlock, OuterBlock
 from lingp.linearization.factors import Factors
 
 _PANEL_BYTES = 1 << 23  # bytes of dense columns made at a time
@@ -20,13 +23,12 @@ def add_panels_(
     kernel: Tensor, pairs: Pairs, here: Factors, other: Factors, variances: Tensor
 ) -> None:
     """Add the layers' kernels; of a symmetric one (`other is here`) the lower triangle."""
-    for slots, left, right in _panels(pairs, here, other):
-        scales = variances[[slot.parameter for slot in slots]]
-        if len(slots) == 1:
-            _add_product_(kernel, left, right, other is here, alpha=float(scales))
+    for owners, left, right in _panels(pairs, here, other):
+        if len(owners) == 1:
+            alpha = float(variances[owners[0].parameter])
+            _add_product_(kernel, left, right, other is here, alpha)
         else:
-            sizes = torch.tensor([slot.size for slot in slots], device=scales.device)
-            spread = scales.repeat_interleave(sizes)
+            spread = torch.cat([variances[o.parameter].expand(o.width) for o in owners])
             _add_product_(kernel, left * spread, right, other is here)
 
 
@@ -34,10 +36,10 @@ def add_panel_gradients_(
     result: Tensor, grad: Tensor, pairs: Pairs, here: Factors, other: Factors
 ) -> None:
     """Add ⟨grad, J_l J'_lᵀ⟩ to the entry of every parameter tensor l of these layers."""
-    for slots, left, right in _panels(pairs, here, other):
+    for owners, left, right in _panels(pairs, here, other):
         by_column = ((grad @ right) * left).sum(0)
-        for slot, part in zip(slots, by_column.split([s.size for s in slots]), strict=True):
-            result[slot.parameter] += part.sum()
+        for owner, part in zip(owners, by_column.split([o.width for o in owners]), strict=True):
+            result[owner.parameter] += part.sum()
 
 
 def _add_product_(
@@ -53,79 +55,77 @@ def _add_product_(
         kernel[start:stop, :stop].addmm_(left[start:stop], right[:stop].T, alpha=alpha)
 
 
+@dataclass(frozen=True)
+class _Owner:
+    """Whose columns a piece holds: `width` of those of parameter tensor `parameter`."""
+
+    parameter: int
+    width: int
+
+
+_Piece = tuple[_Owner, Tensor, Tensor]
+
+
 def _panels(
     pairs: Pairs, here: Factors, other: Factors
-) -> Iterator[tuple[list[Slot], Tensor, Tensor]]:
-    """Dense columns with their slots, in panels of bounded width; narrow ones are joined."""
+) -> Iterator[tuple[list[_Owner], Tensor, Tensor]]:
+    """Dense columns and their owners, in panels of bounded width; narrow ones are joined."""
     same = other is here
     rows = here.shape[0] + (0 if same else other.shape[0])
     width = max(1, _PANEL_BYTES // (rows * here.dtype.itemsize))
-    narrow: list[tuple[Slot, Tensor, Tensor]] = []
-    for slot, left, right in _pieces(pairs, width, same):
-        if slot.size >= min(width, _NARROW):
-            yield [slot], left, right
+    narrow: list[_Piece] = []
+    for piece in _pieces(pairs, width, same):
+        owner, left, right = piece
+        if owner.width >= min(width, _NARROW):
+            yield [owner], left, right
             continue
-        if sum(s.size for s, _, _ in narrow) + slot.size > width:
+        if sum(o.width for o, _, _ in narrow) + owner.width > width:
             yield _joined(narrow, same)
             narrow = []
-        narrow.append((slot, left, right))
+        narrow.append(piece)
     if narrow:
         yield _joined(narrow, same)
 
 
-def _joined(
-    pieces: Sequence[tuple[Slot, Tensor, Tensor]], same: bool
-) -> tuple[list[Slot], Tensor, Tensor]:
-    slots, left, right = zip(*pieces, strict=True)
+def _joined(pieces: Sequence[_Piece], same: bool) -> tuple[list[_Owner], Tensor, Tensor]:
+    owners, left, right = zip(*pieces, strict=True)
     panel = torch.cat(left, 1)
-    return list(slots), panel, panel if same else torch.cat(right, 1)
+    return list(owners), panel, panel if same else torch.cat(right, 1)
 
 
-def _pieces(pairs: Pairs, width: int, same: bool) -> Iterator[tuple[Slot, Tensor, Tensor]]:
-    """Columns (N·C, w) of both sides, about `width` at a time, with the slot they belong to."""
+def _pieces(pairs: Pairs, width: int, same: bool) -> Iterator[_Piece]:
+    """Columns of both sides, (N·C, w) and (M·C, w), about `width` at a time."""
     for a, b in pairs:
-        for slot, make in _column_makers(a, b, width):
-            left = make(a)
-            yield slot, left, left if same else make(b)
+        for parameter, columns in _pieces_of(a, b, width):
+            left = columns(a).flatten(0, 1)
+            right = left if same else columns(b).flatten(0, 1)
+            yield _Owner(parameter, left.shape[1]), left, right
 
 
-_Maker = Callable[[Block], Tensor]
-
-
-def _column_makers(a: Block, b: Block, width: int) -> Iterator[tuple[Slot, _Maker]]:
+def _pieces_of(a: Any, b: Any, width: int) -> Iterator[tuple[int, Callable[[Any], Tensor]]]:
+    """Functions that make pieces of a block's columns, (N, C, w); the same for both sides."""
     if isinstance(a, OuterBlock):
-        yield from _weight_makers(a, width)
+        for outputs in _ranges(a.fan_out, width // a.fan_in):
+            yield a.weight.parameter, partial(_weight_columns, outputs=outputs)
         if a.bias is not None:
-            yield a.bias, lambda block, slot=a.bias: block.columns(slot).flatten(0, 1)
-    elif isinstance(a, LookupBlock) and isinstance(b, LookupBlock):
+            yield a.bias.parameter, partial(OuterBlock.columns, slot=a.bias)
+    elif isinstance(a, LookupBlock):
         read = torch.unique(torch.cat([a.index.reshape(-1), b.index.reshape(-1)]))
-        step = max(1, width // a.fan_out)
-        for start in range(0, len(read), step):
-            rows = read[start : start + step]
-            slot = Slot(a.weight.parameter, 0, len(rows) * a.fan_out)
-            yield slot, lambda block, rows=rows: _lookup_columns(block, rows)
+        for part in _ranges(len(read), width // a.fan_out):
+            yield a.weight.parameter, partial(LookupBlock.compressed, table_rows=read[part])
     elif isinstance(a, DenseBlock):
-        for start in range(0, a.slot.size, width):
-            stop = min(start + width, a.slot.size)
-            slot = Slot(a.slot.parameter, a.slot.start + start, a.slot.start + stop)
-            part = slice(start, stop)
-            yield slot, lambda block, part=part: _dense_columns(block, part)
+        for part in _ranges(a.slot.size, width):
+            yield a.slot.parameter, partial(_dense_columns, part=part)
 
 
-def _weight_makers(block: OuterBlock, width: int) -> Iterator[tuple[Slot, _Maker]]:
-    step = max(1, width // block.fan_in)
-    for start in range(0, block.fan_out, step):
-        outputs = slice(start, min(start + step, block.fan_out))
-        size = (outputs.stop - outputs.start) * block.fan_in
-        slot = Slot(block.weight.parameter, 0, size)
-        yield slot, lambda b, outputs=outputs: b.weight_columns(outputs).flatten(2).flatten(0, 1)
+def _ranges(size: int, step: int) -> Iterator[slice]:
+    for start in range(0, size, max(1, step)):
+        yield slice(start, min(start + max(1, step), size))
 
 
-def _dense_columns(block: Block, part: slice) -> Tensor:
-    assert isinstance(block, DenseBlock)
-    return block.jacobian[..., part].flatten(0, 1)
+def _weight_columns(block: OuterBlock, outputs: slice) -> Tensor:
+    return block.weight_columns(outputs).flatten(2)
 
 
-def _lookup_columns(block: Block, rows: Tensor) -> Tensor:
-    assert isinstance(block, LookupBlock)
-    return block.compressed(rows).flatten(0, 1)
+def _dense_columns(block: DenseBlock, part: slice) -> Tensor:
+    return block.jacobian[..., part]
