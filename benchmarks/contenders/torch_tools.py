@@ -1,0 +1,48 @@
+"""What contenders written in PyTorch share."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import networks
+import torch
+from torch import Tensor, nn
+
+
+def set_up(case: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[nn.Module, Tensor]:
+    """The case's network and inputs in the case's dtype; sets the number of threads."""
+    torch.set_num_threads(case["threads"])
+    dtype = getattr(torch, case["dtype"])
+    network = networks.load_weights(networks.build(case["architecture"]), data, dtype)
+    return network, torch.from_numpy(data["x"]).to(dtype)
+
+
+def package_versions(*packages: str) -> dict[str, str]:
+    """Versions of installed packages, by name."""
+    return {package: importlib.metadata.version(package) for package in packages}
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name))
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def bytes_of(value: Any) -> int:
+    """Bytes of all memory the tensors inside `value` keep alive; shared memory counts once."""
+    storages = {}
+    for tensor in _tensors(value):
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())

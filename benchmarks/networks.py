@@ -1,0 +1,137 @@
+"""The networks of the benchmarks, in PyTorch; `contenders/networks_jax.py` has them in JAX.
+
+`build(architecture)` makes one from a short description, for example
+``{"kind": "mlp", "sizes": [64, 256, 10]}``; `weights` and `load_weights` carry the weights between
+processes as arrays.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+def mlp(sizes: list[int]) -> nn.Module:
+    """Linear layers with ReLU between them."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def lenet(outputs: int = 10) -> nn.Module:
+    """LeNet-5 for 1 x 28 x 28 images, with tanh and average pooling."""
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400, 120),
+        nn.Tanh(),
+        nn.Linear(120, 84),
+        nn.Tanh(),
+        nn.Linear(84, outputs),
+    )
+
+
+class ResidualBlock(nn.Module):
+    """Two 3 x 3 convolutions with BatchNorm, and a shortcut (1 x 1 where shapes change)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        same = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.norm2(self.conv2(h)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """ResNet-8 for 3 x 32 x 32 images: stem, three residual blocks, mean over pixels, head."""
+
+    def __init__(self, widths: tuple[int, ...] = (16, 32, 64), outputs: int = 10) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(widths[0])
+        before = (widths[0], *widths[:-1])
+        self.blocks = nn.Sequential(
+            *(
+                ResidualBlock(inputs, width, stride=1 if index == 0 else 2)
+                for index, (inputs, width) in enumerate(zip(before, widths, strict=True))
+            )
+        )
+        self.head = nn.Linear(widths[-1], outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.blocks(torch.relu(self.norm(self.stem(x))))
+        return self.head(h.mean(dim=(-2, -1)))
+
+
+class Transformer(nn.Module):
+    """`nn.TransformerEncoder` over (N x length x width), mean over positions, a linear head."""
+
+    def __init__(
+        self, width: int = 64, heads: int = 4, hidden: int = 256, outputs: int = 10
+    ) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, heads, hidden, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x).mean(dim=1))
+
+
+def build(architecture: Mapping[str, Any]) -> nn.Module:
+    """The network a description names, in evaluation mode."""
+    makers = {"mlp": mlp, "lenet": lenet, "resnet": ResNet, "transformer": Transformer}
+    options = dict(architecture)
+    network = makers[options.pop("kind")](**options)
+    return network.eval()
+
+
+def randomise_statistics(network: nn.Module) -> None:
+    """Give BatchNorm running statistics a trained network would have, rather than 0 and 1."""
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, std=0.2)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.2)
+
+
+def weights(network: nn.Module) -> dict[str, np.ndarray]:
+    """Weights and statistics as arrays, names prefixed with ``net.``."""
+    return {
+        f"net.{name}": value.numpy()
+        for name, value in network.state_dict().items()
+        if value.is_floating_point()
+    }
+
+
+def load_weights(
+    network: nn.Module, data: Mapping[str, np.ndarray], dtype: torch.dtype
+) -> nn.Module:
+    """The inverse of `weights`, in place; the network is cast to `dtype`."""
+    state = {
+        name.removeprefix("net."): torch.from_numpy(value)
+        for name, value in data.items()
+        if name.startswith("net.")
+    }
+    missing, unexpected = network.load_state_dict(state, strict=False)
+    if unexpected or any(not name.endswith("num_batches_tracked") for name in missing):
+        raise ValueError(f"weights do not fit: {missing} missing, {unexpected} unexpected")
+    return network.to(dtype)
