@@ -11,6 +11,7 @@ parametrise a test, and `case.network(dtype)`, `case.inputs(rows, dtype)` to mak
 All weights and running statistics are random (a LayerNorm's weight is not 1), all seeds are fixed.
 """
 
+import itertools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -100,7 +101,7 @@ def names(*groups):
     return [name for name, c in CASES.items() if not groups or c.groups & set(groups)]
 
 
-# Parts ---------------------------------------------------------------------------------------------
+# Parts -------------------------------------------------------------------------------------------
 
 
 class Mean(nn.Module):
@@ -138,12 +139,12 @@ def parameter(*shape):
     return nn.Parameter(torch.randn(shape))
 
 
-# Dense layers --------------------------------------------------------------------------------------
+# Dense layers ------------------------------------------------------------------------------------
 
 
 def mlp(*widths, activation=nn.Tanh):
     layers = []
-    for a, b in zip(widths, widths[1:], strict=False):
+    for a, b in itertools.pairwise(widths):
         layers += [nn.Linear(a, b), activation()]
     return nn.Sequential(*layers[:-1])
 
@@ -159,7 +160,7 @@ add("bilinear", lambda: nn.Bilinear(3, 2, 2), [(3,), (2,)])
 add("bilinear on sequences", lambda: nn.Bilinear(3, 2, 2, bias=False), [(4, 3), (4, 2)])
 
 
-# Convolutions --------------------------------------------------------------------------------------
+# Convolutions ------------------------------------------------------------------------------------
 
 
 def conv(kind, shape, axes, *args, fallback=(), label="", **options):
@@ -190,9 +191,7 @@ conv(nn.Conv2d, (4, 5, 6), 2, 4, 6, 3, groups=2, stride=2)
 conv(nn.Conv2d, (4, 5, 6), 2, 4, 8, 3, groups=4, label="depthwise")
 conv(nn.Conv2d, (4, 3, 3), 2, 4, 3, 1, label="pointwise")
 conv(nn.Conv3d, (2, 3, 4, 3), 3, 2, 2, 2)
-conv(
-    nn.Conv3d, (2, 3, 4, 3), 3, 2, 2, (2, 3, 1), stride=(1, 2, 1), padding=(1, 0, 1), groups=2
-)
+conv(nn.Conv3d, (2, 3, 4, 3), 3, 2, 2, (2, 3, 1), stride=(1, 2, 1), padding=(1, 0, 1), groups=2)
 conv(nn.Conv3d, (1, 3, 4, 3), 3, 1, 2, 2, padding="same", dilation=(1, 2, 1))
 conv(nn.ConvTranspose1d, (2, 5), 1, 2, 3, 3)
 conv(nn.ConvTranspose1d, (4, 5), 1, 4, 2, 3, stride=3, padding=1, output_padding=2, groups=2)
@@ -227,7 +226,7 @@ def convolution_of_rows():
     return Net(lambda s, x: s.c(x.unsqueeze(1)).tanh().mean(2), c=nn.Conv1d(1, 2, 3))
 
 
-# Embeddings ----------------------------------------------------------------------------------------
+# Embeddings --------------------------------------------------------------------------------------
 
 
 def on_tokens(embedding):
@@ -235,14 +234,24 @@ def on_tokens(embedding):
 
 
 add("embedding", lambda: on_tokens(nn.Embedding(7, 4)), (5,), vocabulary=7, groups=("basic",))
-add("embedding with padding", lambda: on_tokens(nn.Embedding(7, 4, padding_idx=-7)), (5,), vocabulary=7)
+add(
+    "embedding with padding",
+    lambda: on_tokens(nn.Embedding(7, 4, padding_idx=-7)),
+    (5,),
+    vocabulary=7,
+)
 add(
     "embedding of bounded norm",
     lambda: nn.Sequential(nn.Embedding(7, 2, max_norm=1.0, sparse=True), MeanSteps()),
     (3,),
     vocabulary=7,
 )
-add("embedding of one index", lambda: nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 2)), (), vocabulary=7)
+add(
+    "embedding of one index",
+    lambda: nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 2)),
+    (),
+    vocabulary=7,
+)
 
 
 def on_bags(**options):
@@ -293,7 +302,7 @@ add(
 )
 
 
-# Normalisation -------------------------------------------------------------------------------------
+# Normalisation -----------------------------------------------------------------------------------
 
 
 def normed(layer, shape, **options):
@@ -333,7 +342,7 @@ for label, layer, shape in [
     add(label, make, shape, groups=("normalisation",))
 
 
-# Attention -----------------------------------------------------------------------------------------
+# Attention ---------------------------------------------------------------------------------------
 
 
 def attention(batch_first=True, cross=False, mask=None, **options):
@@ -346,7 +355,10 @@ def attention(batch_first=True, cross=False, mask=None, **options):
         masks = {}
         if mask == "causal":
             steps = q.shape[1 if batch_first else 0]
-            masks = {"attn_mask": torch.ones(steps, steps, dtype=torch.bool).triu(1), "is_causal": True}
+            masks = {
+                "attn_mask": torch.ones(steps, steps, dtype=torch.bool).triu(1),
+                "is_causal": True,
+            }
         if mask == "padding":
             masks = {"key_padding_mask": k[..., 0] > 1 if batch_first else (k[..., 0] > 1).T}
         h = s.m(q, k, v, need_weights=options.get("need_weights", False), **masks)[0]
@@ -383,7 +395,9 @@ def encoder(norm_first=False, batch_first=True, layers=1, **options):
     layer = nn.TransformerEncoderLayer(
         4, 2, 6, batch_first=batch_first, norm_first=norm_first, **options
     )
-    stack = nn.TransformerEncoder(layer, layers, enable_nested_tensor=not norm_first and batch_first)
+    stack = nn.TransformerEncoder(
+        layer, layers, enable_nested_tensor=not norm_first and batch_first
+    )
 
     def forward(s, x):
         x = s.enc(x) if batch_first else s.enc(x.transpose(0, 1)).transpose(0, 1)
@@ -393,7 +407,12 @@ def encoder(norm_first=False, batch_first=True, layers=1, **options):
 
 
 add("encoder", lambda: encoder(layers=2), (3, 4), groups=("attention", "basic"))
-add("encoder norm first", lambda: encoder(norm_first=True, activation="gelu"), (3, 4), groups=("attention",))
+add(
+    "encoder norm first",
+    lambda: encoder(norm_first=True, activation="gelu"),
+    (3, 4),
+    groups=("attention",),
+)
 add("encoder time first", lambda: encoder(batch_first=False), (3, 4), groups=("attention",))
 add(
     "encoder and decoder",
@@ -417,12 +436,14 @@ add(
 )
 
 
-# Recurrent -----------------------------------------------------------------------------------------
+# Recurrent ---------------------------------------------------------------------------------------
 
 
 def recurrent(kind, **options):
     def forward(s, x):
-        return s.o(s.r(x)[0][:, -1] if options.get("batch_first") else s.r(x.transpose(0, 1))[0][-1])
+        return s.o(
+            s.r(x)[0][:, -1] if options.get("batch_first") else s.r(x.transpose(0, 1))[0][-1]
+        )
 
     width = 3 * (2 if options.get("bidirectional") else 1)
     return lambda: Net(forward, r=kind(2, 3, **options), o=nn.Linear(width, 2))
@@ -461,7 +482,7 @@ def recurrence_by_hand():
     return Net(forward, inp=nn.Linear(2, 3), rec=nn.Linear(3, 3), o=nn.Linear(3, 2))
 
 
-# Shared weights ------------------------------------------------------------------------------------
+# Shared weights ----------------------------------------------------------------------------------
 
 
 @case("layer used twice", (3,), groups=("shared",))
@@ -552,7 +573,7 @@ def overlapping_parts():
     return Net(lambda s, x: F.linear(x, s.w[:2]).tanh() * F.linear(x, s.w[1:]), w=parameter(3, 3))
 
 
-# Ways of writing -----------------------------------------------------------------------------------
+# Ways of writing ---------------------------------------------------------------------------------
 
 
 @case("in-place activations", (3,), groups=("written",))
@@ -612,9 +633,7 @@ def resnet():
 
 @case("weight norm", (3,), groups=("written",), fallback=("*.original*",))
 def weight_norm():
-    return nn.Sequential(
-        parametrizations.weight_norm(nn.Linear(3, 4)), nn.Tanh(), nn.Linear(4, 2)
-    )
+    return nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 4)), nn.Tanh(), nn.Linear(4, 2))
 
 
 @case("old weight norm", (3,), groups=("written",), fallback=("*_g", "*_v"))
@@ -643,7 +662,9 @@ def pruned():
 
 @case("masked weight", (3,), groups=("written",), fallback=("w",))
 def masked_weight():
-    net = Net(lambda s, x: s.o(F.linear(x, s.w * s.mask).tanh()), w=parameter(3, 3), o=nn.Linear(3, 2))
+    net = Net(
+        lambda s, x: s.o(F.linear(x, s.w * s.mask).tanh()), w=parameter(3, 3), o=nn.Linear(3, 2)
+    )
     net.register_buffer("mask", torch.ones(3, 3).tril())
     return net
 
@@ -653,7 +674,9 @@ def low_rank_correction():
     def forward(s, x):
         return s.o(F.linear(x, s.w + s.up @ s.down).tanh())
 
-    return Net(forward, w=parameter(4, 3), up=parameter(4, 1), down=parameter(1, 3), o=nn.Linear(4, 2))
+    return Net(
+        forward, w=parameter(4, 3), up=parameter(4, 1), down=parameter(1, 3), o=nn.Linear(4, 2)
+    )
 
 
 @case("containers", (3,), groups=("written",), fallback=("scale.a", "shifts.0"))
@@ -679,7 +702,9 @@ def functional():
         h = F.group_norm(h, 1, s.gain)
         return F.linear(h.mean((2, 3)), weight=s.v)
 
-    return Net(forward, w=parameter(3, 2, 3, 3), b=parameter(3), gain=parameter(3), v=parameter(2, 3))
+    return Net(
+        forward, w=parameter(3, 2, 3, 3), b=parameter(3), gain=parameter(3), v=parameter(2, 3)
+    )
 
 
 @case("matrix products", (4, 3), groups=("written",))
@@ -816,6 +841,21 @@ def time_first():
     )
 
 
+@case("bare parameters, time first", (4, 3), groups=("written", "folded"))
+def bare_parameters_time_first():
+    def forward(s, x):
+        h = x.transpose(0, 1) * s.gain + s.positions
+        return s.o((h - s.shift).tanh()).mean(0)
+
+    return Net(
+        forward,
+        gain=parameter(3),
+        positions=parameter(4, 1, 3),
+        shift=parameter(1),
+        o=nn.Linear(3, 2),
+    )
+
+
 @case("functional call", (3,), groups=("written",))
 def subnet_called_functionally():
     def forward(s, x):
@@ -881,7 +921,7 @@ def stop_gradient():
     )
 
 
-# Inputs and outputs --------------------------------------------------------------------------------
+# Inputs and outputs ------------------------------------------------------------------------------
 
 add("image output", lambda: nn.Conv2d(1, 2, 2), (1, 3, 3), groups=("outputs",))
 add("sequence output", lambda: mlp(2, 3, 2), (3, 2), groups=("outputs",))

@@ -1,11 +1,12 @@
 """From recorded calls and their gradients to Jacobian blocks.
 
-A parameter used several times (a module called twice, tied weights) gets the sum of its uses: uses of the
-same kind become further positions of one block, others are written out and added.
+A parameter used several times (a module called twice, tied weights) gets the sum of its uses: uses
+of the same kind become further positions of one block, others are written out and added.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -30,10 +31,10 @@ class Use:
 
 
 def slot_of(t: Tensor, whole: Slot, base: Tensor) -> Slot | None:
-    """Columns of `t`, the parameter `base` or a view of consecutive entries of it; None for other views."""
+    """Columns of `t`, the parameter `base` or consecutive entries of it; None for other views."""
     if not (t.is_contiguous() and base.is_contiguous()):
         return None
-    start = whole.start + t.storage_offset() - base.storage_offset()
+    start = whole.start + int(t.storage_offset()) - int(base.storage_offset())
     return Slot(whole.parameter, start, start + t.numel())
 
 
@@ -113,7 +114,7 @@ def _fold(t: Tensor, num_data: int) -> Tensor:
 
 
 def _gradients(g: Tensor, num_data: int, folded: bool = True) -> Tensor:
-    """(C, B, S, ...) with B = N·R to (N, C, R·S, ...), contiguous; or (C, B, p) to (N, C, p), summed over R."""
+    """(C, B, S, ...), B = N·R, to (N, C, R·S, ...), contiguous; or (C, B, p) to (N, C, p)."""
     outputs = len(g)
     if g.shape[1] == num_data:
         g = g.transpose(0, 1)
@@ -155,7 +156,7 @@ def _merge_parameter(uses: list[Use]) -> list[Block]:
 
 def _disjoint(blocks: list[Block]) -> bool:
     spans = sorted((slot.start, slot.stop) for block in blocks for slot in block.slots)
-    return all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+    return all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
 
 
 def _smaller(block: Block) -> list[Block]:

@@ -23,7 +23,7 @@ _CACHE_SCALARS = 1 << 20
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a block's columns lie: columns `start:stop` of the Jacobian, in parameter tensor `parameter`."""
+    """Columns `start:stop` of the Jacobian, which belong to parameter tensor `parameter`."""
 
     parameter: int
     start: int
@@ -121,8 +121,8 @@ class OuterBlock:
     Parameters
     ----------
     a : (N, S, I) layer inputs, S positions.
-    g : (N, C, S, O) gradients of the outputs in the layer's pre-activations, or (1, C, S, O) when they
-        are the same for every example (the last layer of most networks).
+    g : (N, C, S, O) gradients of the outputs in the layer's pre-activations, or (1, C, S, O) when
+        they are the same for every example (the last layer of most networks).
     weight : columns of the weight, ordered (O, I), or (I, O) when `input_major`.
     bias : columns of a bias of size O that the layer adds, if it has one.
     """
@@ -176,7 +176,7 @@ class OuterBlock:
         return self.g.expand(self.num_data, -1, -1, -1)
 
     def weight_columns(self, outputs: slice = slice(None)) -> Tensor:
-        """Dense columns of the weight rows `outputs`: (N, C, O, I), or (N, C, I, O) when `input_major`."""
+        """Columns of weight rows `outputs`: (N, C, O, I), or (N, C, I, O) if `input_major`."""
         g = self.every_g()[..., outputs]  # (N, C, S, o)
         if self.input_major:
             return self.a.mT.unsqueeze(1) @ g

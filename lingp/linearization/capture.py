@@ -1,8 +1,8 @@
 """Watch a network run, and record every operation that uses a selected parameter.
 
 Operations are intercepted where they are called (`torch.overrides.TorchFunctionMode`), not where
-modules are: `F.linear(x, self.weight)`, the projections inside attention and a parameter added with `+`
-are seen like any layer.
+modules are: `F.linear(x, self.weight)`, the projections inside attention and a parameter added with
+`+` are seen like any layer.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Capture(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """`x += p` as `x.copy_(x + p)`: what is recorded is out of place, and all views of x see it."""
+        """`x += p` as `x.copy_(x + p)`: recorded out of place, seen by all views of x."""
         target, *others = args
         if self._name(target) is not None or not any(self._name(t) for t in others):
             return func(*args, **kwargs)
@@ -207,14 +207,14 @@ def module_rules(network: nn.Module, capture: Capture) -> Iterator[None]:
         def hook(module: nn.Module, args: tuple[Any, ...], out: Any) -> Tensor:
             if not (isinstance(out, Tensor) and args and isinstance(args[0], Tensor)):
                 raise TypeError(
-                    f"the rule for {type(module).__name__} needs a forward that takes a tensor first and "
-                    "returns a tensor; unregister the rule to use the fallback"
+                    f"the rule for {type(module).__name__} needs a forward that takes a tensor "
+                    "first and returns a tensor; unregister the rule to use the fallback"
                 )
             own = dict(module.named_parameters())
             names = {role: capture.selected[p] for role, p in watched(module).items()}
             for role in names:
                 own[role].requires_grad_(True)
-            operation = Operation(args[0], own, {"module": module}, rule.any_axis)
+            operation = Operation(args[0], own, {"module": module}, rule.axes)
             return capture.record(type(module), rule, operation, names, out)
 
         return hook

@@ -9,7 +9,7 @@ from lingp.linearization.assemble import merge, uses_of_call
 from lingp.linearization.blocks import Slot
 from lingp.linearization.fallback import Fallback
 from lingp.linearization.network import frozen_copy, plain_autograd
-from lingp.linearization.rules.base import Operation
+from lingp.linearization.rules.base import Operation, Outer
 from lingp.linearization.rules.registry import MODULE_RULES
 
 
@@ -18,8 +18,8 @@ def check_rule(module: nn.Module, x: Tensor, *, rtol: float = 1e-8) -> dict[str,
 
     Parameters
     ----------
-    module : of a class that has a rule. Give it parameters as in use: a rule may be right by accident
-        where they are all zero or one.
+    module : of a class that has a rule. Give it parameters as in use: a rule may be right by
+        accident where they are all zero or one.
     x : (N, ...) its input, a few different examples.
     rtol : the largest relative error allowed in the Jacobian of any parameter.
 
@@ -30,7 +30,8 @@ def check_rule(module: nn.Module, x: Tensor, *, rtol: float = 1e-8) -> dict[str,
     Raises
     ------
     ValueError
-        If no rule is registered for the module's class, or the rule speaks of parameters it does not have.
+        If no rule is registered for the module's class, or the rule speaks of parameters it does
+        not have.
     AssertionError
         If the Jacobian of a parameter is off by more than `rtol`.
     """
@@ -45,11 +46,13 @@ def check_rule(module: nn.Module, x: Tensor, *, rtol: float = 1e-8) -> dict[str,
         parameters = dict(module.named_parameters())
         expected = Fallback(list(parameters))(module.requires_grad_(True), x, False)
         module.requires_grad_(False)
-        identity = torch.eye(h[0].numel(), dtype=h.dtype, device=h.device)  # of the outputs in themselves
+        identity = torch.eye(
+            h[0].numel(), dtype=h.dtype, device=h.device
+        )  # of the outputs in themselves
         g = identity.view(-1, 1, *h.shape[1:]).expand(-1, len(x), *h.shape[1:])
-        operation = Operation(x, parameters, {"module": module}, rule.any_axis)
+        operation = Operation(x, parameters, {"module": module}, rule.axes)
         pieces = rule.pieces(operation, x, g)
-    biases = {getattr(piece, "bias", None) for piece in pieces.values()} - {None}
+    biases = {p.bias for p in pieces.values() if isinstance(p, Outer) and p.bias}
     unknown = (set(pieces) | biases) - set(parameters)
     if unknown:
         raise ValueError(
@@ -71,6 +74,7 @@ def check_rule(module: nn.Module, x: Tensor, *, rtol: float = 1e-8) -> dict[str,
     if bad:
         listed = ", ".join(f"{name} by {error:.1e}" for name, error in bad.items())
         raise AssertionError(
-            f"the rule for {type(module).__name__} is wrong, relatively: {listed} (allowed: {rtol:.1e})"
+            f"the rule for {type(module).__name__} is wrong, relatively: {listed} (allowed: "
+            f"{rtol:.1e})"
         )
     return errors

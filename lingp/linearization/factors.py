@@ -90,6 +90,9 @@ class Factors:
         """Stack the rows of several batches of the same network."""
         if len(parts) == 1:
             return parts[0]
+        from lingp.linearization.align import aligned
+
+        parts = aligned(parts, positions=True)
         blocks = tuple(
             _cat_blocks(blocks) for blocks in zip(*(p.blocks for p in parts), strict=True)
         )

@@ -37,7 +37,8 @@ class Fallback:
             try:
                 jacobians = self._mapped(network, x)
             except _UNMAPPABLE:
-                # What is wrong with the network itself shows again, unmasked, one example at a time.
+                # What is wrong with the network itself shows again, unmasked, one example at a
+                # time.
                 self.mapped = False
             else:
                 self.mapped = True
@@ -58,7 +59,8 @@ class Fallback:
             return out.reshape(-1)
 
         with warnings.catch_warnings():
-            # An operation without a batching rule is mapped by a loop inside torch: slow, and exact.
+            # An operation without a batching rule is mapped by a loop inside torch: slow, and
+            # exact.
             warnings.filterwarnings("ignore", message="There is a performance drop")
             jacobians = vmap(jacrev(outputs), in_dims=(None, 0))(chosen, x)
         return {name: j.reshape(*j.shape[:2], -1) for name, j in jacobians.items()}

@@ -11,7 +11,7 @@ from torch import Tensor
 def output_gradients(
     f: Tensor, hs: Sequence[Tensor], create_graph: bool, mapped: bool = True
 ) -> list[Tensor]:
-    """∂f_c/∂h for every output c: (C, *h.shape) for every h, by one mapped backward pass or by C."""
+    """∂f_c/∂h for every output c: (C, *h.shape) for every h, by one mapped pass or by C."""
     rows, outputs = f.shape
     if not hs or not f.requires_grad:
         return [h.new_zeros(outputs, *h.shape) for h in hs]
@@ -41,10 +41,10 @@ def leaves(f: Tensor) -> list[Tensor]:
     waiting = [f.grad_fn] if f.grad_fn is not None else []
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
+        if node in seen:
             continue
         seen.add(node)
         if hasattr(node, "variable"):
             found.append(node.variable)
-        waiting.extend(parent for parent, _ in node.next_functions)
+        waiting.extend(parent for parent, _ in node.next_functions if parent is not None)
     return found

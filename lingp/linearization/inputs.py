@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Union
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-Inputs = Union[Tensor, Sequence[Tensor], Mapping[str, Tensor]]
+Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
 
 def map_inputs(fn: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
@@ -82,9 +82,9 @@ def call_network(net: nn.Module, x: Inputs) -> Any:
 def probe_rows(x: Inputs, count: int) -> tuple[Inputs, int]:
     """`count` rows of `x`, no two alike if it has that many, and how many of them differ.
 
-    Rows that have to be repeated are told apart by noise on their floating entries. The noise is small and
-    keeps within the range of the data, so that a number used as an index stays one; integers are never
-    made up.
+    Rows that have to be repeated are told apart by noise on their floating entries. The noise is
+    small and keeps within the range of the data, so that a number used as an index stays one;
+    integers are never made up.
     """
     places = distinct_rows(x, count)
     distinct = len(places)

@@ -1,8 +1,8 @@
 """Which axis of a tensor inside a network is the example axis, found by running two batch sizes.
 
 A layer may see the batch first (N, ...), elsewhere (time, N, ...), or folded with other axes
-(N·time, ...) or (time·N, ...). Shapes at two batch sizes, and values where shapes leave two readings,
-tell which.
+(N·time, ...) or (time·N, ...). Shapes at two batch sizes, and values where shapes leave two
+readings, tell which.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Layout:
 
 
 def find_layouts(small: Tensor, large: Tensor, sizes: tuple[int, int]) -> tuple[Layout, ...]:
-    """Layouts that explain a tensor seen at batch sizes `sizes`, whose first `sizes[0]` examples agree.
+    """Layouts that explain a tensor seen at two batch sizes, one the beginning of the other.
 
     None for a tensor without example axis; two when its values are the same at all positions.
     """
@@ -63,7 +63,7 @@ def find_layouts(small: Tensor, large: Tensor, sizes: tuple[int, int]) -> tuple[
 
 
 def agree(first: tuple[Layout, ...], second: tuple[Layout, ...]) -> tuple[Layout, Layout] | None:
-    """The one reading of two tensors in which their examples lie in the same order, if there is one."""
+    """The one reading of two tensors in which examples lie in the same order, if there is one."""
     pairs = [(a, b) for a in first for b in second if a.order == b.order]
     return pairs[0] if len(pairs) == 1 else None
 

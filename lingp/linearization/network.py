@@ -1,4 +1,4 @@
-"""A trained network, frozen and linearised in its weights: outputs and Jacobian factors for any inputs."""
+"""A trained network, frozen and linearised in its weights: outputs and factors for any inputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lingp.linearization.plan import Plan, linearise
 from lingp.linearization.probing import PROBE_SIZES, make_plan
 from lingp.linearization.selection import ParameterSelection, select_parameters, unwrapped
 
-_DEFAULT_MEMORY = 1 << 28  # bytes of activations and gradients alive at a time
+_DEFAULT_MEMORY = 1 << 26  # bytes of activations and gradients alive at a time
 
 
 def frozen_copy(net: nn.Module) -> nn.Module:
@@ -42,7 +42,8 @@ def frozen_copy(net: nn.Module) -> nn.Module:
                 memo[id(value)] = value.detach().clone()
     net = _uncompiled(copy.deepcopy(net, memo)).eval()
     for p in net.parameters():
-        p = p if p.is_leaf else p.detach_()  # as deepcopy leaves those of scripted modules
+        if not p.is_leaf:  # as deepcopy leaves those of scripted modules
+            p.detach_()
         p.requires_grad_(False).data = p.data.contiguous()
     for module in net.modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
@@ -61,7 +62,7 @@ def _uncompiled(net: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def _as_plain_table(table: nn.Embedding | nn.EmbeddingBag) -> None:
-    """Without what embeddings do in training only: scaled and sparse gradients, renormalised rows."""
+    """Without what only training wants: scaled and sparse gradients, renormalised rows."""
     table.sparse = table.scale_grad_by_freq = False
     if table.max_norm is not None:
         norms = torch.linalg.vector_norm(table.weight, table.norm_type, -1, keepdim=True)
@@ -73,23 +74,23 @@ def _as_plain_table(table: nn.Embedding | nn.EmbeddingBag) -> None:
 class LinearizedNetwork:
     """f_lin(x, θ) = f(x; θ*) + J(x) (θ − θ*), with J(x) = ∂f/∂θ at θ*.
 
-    Holds a frozen copy of the network in eval mode; the network given is never changed, and changes to it
-    are not seen. Running statistics are used by BatchNorm, dropout is off.
+    Holds a frozen copy of the network in eval mode; the network given is never changed, and changes
+    to it are not seen. Running statistics are used by BatchNorm, dropout is off.
 
     Parameters
     ----------
-    net : the trained network. `net(x)` gives a tensor with the examples first: (N,), (N, C) or (N, *shape),
-        flattened to C outputs.
+    net : the trained network. `net(x)` gives a tensor with the examples first: (N,), (N, C) or (N,
+        *shape), flattened to C outputs.
     parameters : the weights θ that are uncertain, see `select_parameters`.
     dtype : run the copy in this dtype (default: leave the network's own).
-    memory_budget : bytes of activations and gradients that may be alive at a time (default 256 MiB).
-        Batches are cut to keep to it; results don't depend on it.
+    memory_budget : bytes of activations and gradients that may be alive at a time (default 256
+        MiB). Batches are cut to keep to it; results don't depend on it.
 
     Attributes
     ----------
     network : the frozen copy.
-    parameter_names, parameter_shapes, parameter_slices : of the L uncertain parameter tensors, and their
-        places among the P columns.
+    parameter_names, parameter_shapes, parameter_slices : of the L uncertain parameter tensors, and
+        their places among the P columns.
     output_shape : shape of one example's output, known after the first call.
 
     Raises
@@ -221,8 +222,8 @@ class LinearizedNetwork:
     def factors(self, x: Inputs) -> tuple[Tensor, Factors]:
         """Outputs (N, C) and Jacobian factors at `x`.
 
-        Computed in batches that keep to `memory_budget`. If `x` requires grad (and grad mode is on), both
-        carry a graph to `x`.
+        Computed in batches that keep to `memory_budget`. If `x` requires grad (and grad mode is
+        on), both carry a graph to `x`.
         """
         differentiable = _differentiable(x)
         with plain_autograd(self.device, differentiable):
@@ -240,7 +241,8 @@ class LinearizedNetwork:
     def _plan(self, x: Inputs) -> Plan:
         key = signature(x)
         plan = self._plans.get(key)
-        # A plan learned on fewer different rows than it takes may have missed that rows are not independent.
+        # A plan learned on fewer different rows than it takes may have missed that rows are not
+        # independent.
         if plan is None or (
             plan.distinct < PROBE_SIZES[-1]
             and plan.distinct < len(distinct_rows(x, PROBE_SIZES[-1]))
@@ -263,16 +265,16 @@ class LinearizedNetwork:
 
 
 def output_shape(out: Any, rows: int) -> torch.Size:
-    """Shape of one example's output, after checking that `out` is a tensor with the examples first."""
+    """Shape of one example's output; checks that `out` is a tensor with the examples first."""
     if not isinstance(out, Tensor):
         raise TypeError(
-            f"net: its output is {type(out).__name__}; expected one tensor. Wrap the network in a module "
-            "that returns the tensor to be modelled"
+            f"net: its output is {type(out).__name__}; expected one tensor. Wrap the network in a "
+            "module that returns the tensor to be modelled"
         )
     if out.dim() == 0 or out.shape[0] != rows:
         raise ValueError(
-            f"net: its output has shape {tuple(out.shape)} for {rows} rows; expected the examples first: "
-            f"({rows},), ({rows}, C) or ({rows}, ...)"
+            f"net: its output has shape {tuple(out.shape)} for {rows} rows; expected the examples "
+            f"first: ({rows},), ({rows}, C) or ({rows}, ...)"
         )
     return out.shape[1:]
 
@@ -289,8 +291,9 @@ def _slice(start: int, stop: int) -> Any:
 def plain_autograd(device: torch.device, differentiable: bool) -> Iterator[None]:
     """Ordinary eager autograd, whatever the caller is in.
 
-    Outside inference mode, autocast and compilation, without the fused attention that serves inference
-    only (it differs at masked positions), and with attention that is twice differentiable where needed.
+    Outside inference mode, autocast and compilation, without the fused attention that serves
+    inference only (it differs at masked positions), and with attention that is twice differentiable
+    where needed.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -39,8 +40,8 @@ class Call:
 class Plan:
     """Calls in order, the parameters that rules cover, and the fallback for the others.
 
-    `mapped` says that one backward pass serves all outputs, `distinct` counts the different rows that the
-    plan was learned on.
+    `mapped` says that one backward pass serves all outputs, `distinct` counts the different rows
+    that the plan was learned on.
     """
 
     calls: tuple[Call, ...]
@@ -67,12 +68,12 @@ def linearise(
     capture = Capture(selected, [call.care for call in plan.calls], differentiable)
     with lin.watching(capture) as network:
         f = call_network(network, x).reshape(rows, -1)
-        if not _as_planned(plan, lin, capture, f):
+        if not _as_planned(plan, selected, capture, f):
             if rows > 1:
                 raise RuntimeError(
-                    "net: it ran other operations on these inputs than on the first ones it saw, so it "
-                    "branches on its inputs' values; wrap the branch in torch.where, or exclude its "
-                    "parameters"
+                    "net: it ran other operations on these inputs than on the first ones it saw, "
+                    "so it branches on its inputs' values; wrap the branch in torch.where, or "
+                    "exclude its parameters"
                 )
             # Code that squeezes or broadcasts treats a single row in its own way.
             twice = map_inputs(lambda t: torch.cat([t, t]), x)
@@ -82,65 +83,84 @@ def linearise(
         records = [capture.records[i] for i in live]
         gradients = output_gradients(f, [r.h for r in records], differentiable, plan.mapped)
     uses: list[Use] = []
+    columns = Columns.of(lin)
     with torch.set_grad_enabled(differentiable):
         for i, record, g in zip(live, records, gradients, strict=True):
-            uses.extend(_uses(plan, plan.calls[i], lin, record, g, rows))
+            uses.extend(_uses(plan, plan.calls[i], columns, record, g, rows, lin.dtype))
         if plan.fallback is not None:
             found = _fallback_jacobians(plan.fallback, lin, x, differentiable)
-            wholes = lin.slots()
             for name, jacobian in found.items():
-                uses.append(Use(DenseBlock(jacobian.to(lin.dtype), wholes[name]), wholes[name]))
+                slot = columns.slots[name]
+                uses.append(Use(DenseBlock(jacobian.to(lin.dtype), slot), slot))
         blocks = merge(uses)
     slices = tuple(lin.parameter_slices)
     factors = Factors(tuple(blocks), rows, f.shape[1], slices, lin.dtype, lin.device)
     return f.detach().to(lin.dtype), factors
 
 
-def _as_planned(plan: Plan, lin: LinearizedNetwork, capture: Capture, f: Tensor) -> bool:
-    """Whether the network ran the calls of the plan, and used its structured parameters in no other way."""
+def _as_planned(plan: Plan, selected: Mapping[Tensor, str], capture: Capture, f: Tensor) -> bool:
+    """Whether the network ran the plan's calls and used structured parameters in no other way."""
     if not plan.structured:
         return True
     calls = [r.identity for r in capture.records] == [c.identity for c in plan.calls]
-    return calls and not (direct_uses(lin, f) & plan.structured)
+    return calls and not (direct_uses(selected, f) & plan.structured)
 
 
-def direct_uses(lin: LinearizedNetwork, f: Tensor) -> set[str]:
-    """Parameters that outputs depend on other than through recorded calls, which hold them fixed."""
-    selected = lin.selected()
+def direct_uses(selected: Mapping[Tensor, str], f: Tensor) -> set[str]:
+    """Parameters that reach the outputs outside of recorded calls (which hold them fixed)."""
     return {selected[t] for t in leaves(f) if t in selected}
 
 
-def addressed(record: Record, lin: LinearizedNetwork) -> dict[str, tuple[Slot, Slot, bool]]:
-    """Columns of each parameter of a call, those of the whole tensor, and whether it is transposed."""
-    found = {}
-    parameters, wholes = lin.chosen(), lin.slots()
-    for role, name in record.names.items():
-        t, base = record.operation.parameters[role], parameters[name]
-        turned = t.dim() == 2 and not t.is_contiguous()
-        slot = slot_of(t.mT if turned else t, wholes[name], base)
-        if slot is not None:
-            found[role] = (slot, wholes[name], turned)
-    return found
+@dataclass(frozen=True)
+class Columns:
+    """The uncertain parameters of a network by name, and their columns."""
+
+    parameters: Mapping[str, Tensor]
+    slots: Mapping[str, Slot]
+
+    @staticmethod
+    def of(lin: LinearizedNetwork) -> Columns:
+        return Columns(lin.chosen(), lin.slots())
+
+    def of_call(self, record: Record) -> dict[str, tuple[Slot, Slot, bool]]:
+        """For each role in a call: its columns, those of the whole parameter, whether transposed.
+
+        Without the roles of views that are not consecutive entries of a parameter.
+        """
+        found = {}
+        for role, name in record.names.items():
+            t = record.operation.parameters[role]
+            turned = t.dim() == 2 and not t.is_contiguous()
+            slot = slot_of(t.mT if turned else t, self.slots[name], self.parameters[name])
+            if slot is not None:
+                found[role] = (slot, self.slots[name], turned)
+        return found
 
 
 def _uses(
-    plan: Plan, call: Call, lin: LinearizedNetwork, record: Record, g: Tensor, rows: int
+    plan: Plan,
+    call: Call,
+    columns: Columns,
+    record: Record,
+    g: Tensor,
+    rows: int,
+    dtype: torch.dtype,
 ) -> list[Use]:
     assert call.layouts is not None
     x_layout, h_layout = call.layouts
     operation = record.operation
 
     def arrange(t: Tensor) -> Tensor:
-        t = t.to(lin.dtype) if t.is_floating_point() else t
-        return x_layout.rows_first(t, rows)
+        return x_layout.rows_first(t.to(dtype) if t.is_floating_point() else t, rows)
 
-    g = h_layout.rows_first(g.to(lin.dtype), rows, lead=1)
+    g = h_layout.rows_first(g.to(dtype), rows, lead=1)
     x = g.new_empty(0) if operation.input is None else arrange(operation.input)
-    operation = replace(operation, aligned={k: arrange(t) for k, t in operation.aligned.items()})
+    aligned = {key: arrange(t) for key, t in operation.aligned.items()}
+    operation = replace(operation, aligned=aligned, axis=h_layout.dim)
     pieces = dict(record.rule.pieces(operation, x, g))
     slots = {}
-    for role, (slot, whole, turned) in addressed(record, lin).items():
-        if whole.parameter in {lin.parameter_names.index(name) for name in plan.structured}:
+    for role, (slot, whole, turned) in columns.of_call(record).items():
+        if record.names[role] in plan.structured:
             slots[role] = (slot, whole)
             if turned and role in pieces:
                 pieces[role] = _transposed(pieces[role])

@@ -1,10 +1,11 @@
 """Learning how to linearise a network: once per kind of input, checked against autograd.
 
-The network is run on two and on three examples in float64. That shows where the examples lie in every
-recorded call, which outputs and inputs are overwritten in place, and whether rows are independent. Then
-Jᵀv for a random v through the recorded calls is compared with autograd, per parameter: J is linear, so
-agreement for a random v means that the factors hold J itself. Parameters that disagree, or entered an
-operation without a rule, go through the fallback, which is held to the same comparison.
+The network is run on two and on three examples in float64. That shows where the examples lie in
+every recorded call, which outputs and inputs are overwritten in place, and whether rows are
+independent. Then Jᵀv for a random v through the recorded calls is compared with autograd, per
+parameter: J is linear, so agreement for a random v means that the factors hold J itself. Parameters
+that disagree, or entered an operation without a rule, go through the fallback, which is held to the
+same comparison.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from lingp.linearization.inputs import (
     probe_rows,
 )
 from lingp.linearization.layout import Layout, agree, find_layouts
-from lingp.linearization.plan import Call, Plan, addressed, direct_uses, linearise
+from lingp.linearization.plan import Call, Columns, Plan, direct_uses, linearise
 
 if TYPE_CHECKING:
     from lingp.linearization.network import LinearizedNetwork
@@ -59,8 +60,8 @@ def make_plan(lin: LinearizedNetwork, x: Inputs) -> Plan:
             plan = _structured(plan, probe, rows, truth)
         except Exception as error:  # what is wrong with the network itself has shown above
             warnings.warn(
-                f"the network's operations could not be recorded ({type(error).__name__}: {error}); all "
-                "Jacobians are computed by the general fallback (exact, but slower)",
+                f"the network's operations could not be recorded ({type(error).__name__}: "
+                f"{error}); all Jacobians are computed by the general fallback (exact, but slower)",
                 stacklevel=_CALLER,
             )
         plan = _completed(plan, probe, rows, truth)
@@ -71,7 +72,7 @@ _CALLER = 5  # frames between a warning here and the call of `factors`
 
 
 def _probe_network(lin: LinearizedNetwork, rows: Inputs) -> tuple[LinearizedNetwork, Inputs]:
-    """The network in float64, where disagreement can't hide behind rounding; its own dtype if it can't."""
+    """The network in float64, where errors can't hide behind rounding, if it runs in that."""
     if lin.dtype == torch.float64:
         return lin, rows
     try:
@@ -99,10 +100,11 @@ def _check_outputs(probe: LinearizedNetwork, rows: Inputs) -> torch.Size:
     tolerance = _tolerance(together.dtype) * scale
     if not torch.allclose(alone, together[:small], rtol=0, atol=tolerance, equal_nan=True):
         raise ValueError(
-            "net: the output of a row depends on which other rows are in the batch (or is random), so the "
-            "network has no Jacobian per example. In eval mode this comes from BatchNorm without running "
-            "statistics, attention across the batch, or noise in forward: call net.eval(), keep running "
-            "statistics, or make the layer act on one example at a time"
+            "net: the output of a row depends on which other rows are in the batch (or is "
+            "random), so the network has no Jacobian per example. In eval mode this comes from "
+            "BatchNorm without running statistics, attention across the batch, or noise in "
+            "forward: call net.eval(), keep running statistics, or make the layer act on one "
+            "example at a time"
         )
     return shape
 
@@ -132,8 +134,10 @@ class _Truth:
             for name, g in zip(selected.values(), grads, strict=True)
         }
         self.tolerance = _tolerance(self.v.dtype)
-        # A gradient that is zero but for rounding agrees with any other such: a floor from the largest one.
+        # A gradient that is zero but for rounding agrees with any other such: a floor from the
+        # largest one, and from v for networks whose gradients all are.
         sizes = [float(g.norm()) for g in self.product.values() if g is not None]
+        sizes += [float(self.v.norm())] if self.v.dtype == torch.float64 else []
         self.floor = 1e3 * torch.finfo(self.v.dtype).eps * max(sizes, default=0.0)
 
     @property
@@ -142,7 +146,7 @@ class _Truth:
 
     @property
     def unseen(self) -> set[str]:
-        """Parameters of which these rows show nothing, as behind a unit that is off for all of them."""
+        """Parameters of which these rows show nothing, as behind a unit that is off for all."""
         return {
             name
             for name, g in self.product.items()
@@ -170,13 +174,13 @@ def _warn_of_strangers(probe: LinearizedNetwork, truth: _Truth) -> None:
     strangers = [t for t in truth.leaves if isinstance(t, nn.Parameter) and t not in own]
     if strangers:
         warnings.warn(
-            f"the network uses {len(strangers)} parameter tensors that are not registered in it (modules in "
-            "a plain list, or a function that refers to another network); they are held fixed",
+            f"the network uses {len(strangers)} parameter tensors that are not registered in it "
+            "(modules in a plain list, or a function of another network); they are held fixed",
             stacklevel=_CALLER + 1,
         )
 
 
-# Structured parameters ------------------------------------------------------------------------------
+# Structured parameters ---------------------------------------------------------------------------
 
 
 def _structured(plan: Plan, probe: LinearizedNetwork, rows: Inputs, truth: _Truth) -> Plan:
@@ -185,9 +189,11 @@ def _structured(plan: Plan, probe: LinearizedNetwork, rows: Inputs, truth: _Trut
     if [r.identity for r in small.records] != [r.identity for r in large.records]:
         return plan
     calls = tuple(_call(a, b) for a, b in zip(small.records, large.records, strict=True))
-    seen, missed = set(), set(large.direct)
+    seen: set[str] = set()
+    missed = set(large.direct)
+    columns = Columns.of(probe)
     for call, record in zip(calls, large.records, strict=True):
-        reached = addressed(record, probe)
+        reached = columns.of_call(record)
         for role, name in record.names.items():
             (seen if call.layouts and role in reached else missed).add(name)
     plan = replace(plan, calls=calls, structured=frozenset(seen - missed))
@@ -208,8 +214,8 @@ def _structured(plan: Plan, probe: LinearizedNetwork, rows: Inputs, truth: _Trut
     disagree |= _disagreeing_elsewhere(plan, probe, rows, unseen, truth.tolerance)
     if disagree:
         warnings.warn(
-            f"the layer factors of {sorted(disagree)} disagree with autograd; their Jacobians are computed "
-            "by the general fallback instead (exact, but slower)",
+            f"the layer factors of {sorted(disagree)} disagree with autograd; their Jacobians are "
+            "computed by the general fallback instead (exact, but slower)",
             stacklevel=_CALLER + 1,
         )
     return replace(plan, structured=plan.structured - disagree)
@@ -224,7 +230,7 @@ def _record(probe: LinearizedNetwork, rows: Inputs, size: int) -> _Recorded:
     capture = Capture(probe.selected())
     with probe.watching(capture) as network:
         f = call_network(network, map_inputs(lambda t: t[:size], rows))
-        return _Recorded(capture.records, direct_uses(probe, f))
+        return _Recorded(capture.records, direct_uses(probe.selected(), f))
 
 
 def _call(small: Record, large: Record) -> Call:
@@ -234,7 +240,8 @@ def _call(small: Record, large: Record) -> Call:
     if small.operation.input is not None and large.operation.input is not None:
         x_layouts = find_layouts(small.operation.input, large.operation.input, PROBE_SIZES)
     layouts: tuple[Layout, Layout] | None = agree(x_layouts, h_layouts)
-    if layouts and not large.operation.any_axis and any(lay.dim != 0 for lay in layouts):
+    axes = large.operation.axes
+    if layouts and axes is not None and not all(lay.dim in axes for lay in layouts):
         layouts = None
     return Call(large.identity, tuple(large.names.values()), large.care, layouts)
 
@@ -274,8 +281,8 @@ def _completed(plan: Plan, probe: LinearizedNetwork, rows: Inputs, truth: _Truth
         wrong = truth.disagreeing(plan, probe, rows)
     if wrong:
         raise RuntimeError(
-            f"the Jacobians of {sorted(wrong)} disagree with autograd; the network does not give the same "
-            "outputs and gradients each time it runs, or its rows are not independent"
+            f"the Jacobians of {sorted(wrong)} disagree with autograd; the network does not give "
+            "the same outputs and gradients each time it runs, or its rows are not independent"
         )
     return plan
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
-from typing import Union
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-ParameterSelection = Union[str, Callable[[str, nn.Parameter], bool], Iterable["str | nn.Parameter"]]
+ParameterSelection = str | Callable[[str, nn.Parameter], bool] | Iterable[str | nn.Parameter]
 
 
 def select_parameters(
@@ -51,8 +50,8 @@ def select_parameters(
         chosen = _by_list(net, named, list(parameters))
     else:
         raise TypeError(
-            f"parameters: got {type(parameters).__name__}; expected 'all', 'last_layer', a name pattern, "
-            "a predicate (name, parameter) -> bool, or a list of names or parameters"
+            f"parameters: got {type(parameters).__name__}; expected 'all', 'last_layer', a name "
+            "pattern, a predicate (name, parameter) -> bool, or a list of names or parameters"
         )
     unfinished = [name for name, p in chosen.items() if is_lazy(p)]
     if unfinished:
@@ -61,12 +60,15 @@ def select_parameters(
         )
     fixed = [name for name, p in chosen.items() if not p.is_floating_point()]
     if fixed:
-        warnings.warn(f"the parameters {fixed} are not real numbers; they are held fixed", stacklevel=3)
+        warnings.warn(
+            f"the parameters {fixed} are not real numbers; they are held fixed", stacklevel=3
+        )
     chosen = {name: p for name, p in chosen.items() if p.is_floating_point()}
     if not chosen:
         raise ValueError(
             f"parameters={parameters!r} selects none of the network's {len(named)} parameters "
-            f"({', '.join(list(named)[:6]) or 'it has none'}...); 'all' takes those with requires_grad=True"
+            f"({', '.join(list(named)[:6]) or 'it has none'}...); 'all' takes those with "
+            "requires_grad=True"
         )
     return chosen
 

@@ -36,7 +36,11 @@ def test_jacobian_and_products_equal_the_dense_jacobian(name, dtype):
     lin, x, outputs, factors = made(name, dtype)
     expected = dense_jacobian(CASES[name].network(dtype), x)
     num_data, num_outputs, num_weights = expected.shape
-    assert factors.shape == (num_data * num_outputs, num_weights) == (ROWS * num_outputs, lin.num_parameters)
+    assert (
+        factors.shape
+        == (num_data * num_outputs, num_weights)
+        == (ROWS * num_outputs, lin.num_parameters)
+    )
     assert factors.dtype == outputs.dtype == dtype
 
     assert relative_error(factors.jacobian(), expected) < TOLERANCE[dtype]
@@ -44,7 +48,11 @@ def test_jacobian_and_products_equal_the_dense_jacobian(name, dtype):
     v = torch.randn(num_weights, 3, generator=generator, dtype=torch.float64)
     u = torch.randn(num_data, num_outputs, 2, generator=generator, dtype=torch.float64)
     # in float32 the products' own rounding is measured against |J| |v|, not against what cancels
-    size = 1.0 if dtype == torch.float64 else float(expected.abs().norm() * v.norm() / (expected @ v).norm())
+    size = (
+        1.0
+        if dtype == torch.float64
+        else float(expected.abs().norm() * v.norm() / (expected @ v).norm())
+    )
     assert relative_error(factors.matmul(v.to(dtype)), expected @ v) < TOLERANCE[dtype] * size
     product = torch.einsum("ncp,nck->pk", expected, u)
     assert relative_error(factors.t_matmul(u.to(dtype)), product) < TOLERANCE[dtype] * max(
@@ -71,7 +79,9 @@ def test_rules_cover_what_they_should(name):
     """A rule that is lost is exact still, and slow: only this test notices."""
     lin, *_ = made(name)
     (plan,) = lin._plans.values()
-    expected = {n for n in lin.parameter_names if any(fnmatchcase(n, p) for p in CASES[name].fallback)}
+    expected = {
+        n for n in lin.parameter_names if any(fnmatchcase(n, p) for p in CASES[name].fallback)
+    }
     assert set(plan.fallback.names if plan.fallback else ()) == expected
     used = set(lin.parameter_names) - {n for n in lin.parameter_names if "unused" in n}
     assert plan.structured == used - expected
@@ -95,7 +105,9 @@ def _no_capture():
     return Capture({})
 
 
-@pytest.mark.parametrize("name", names("basic", "convolution", "shared", "folded", "recurrent", "inputs"))
+@pytest.mark.parametrize(
+    "name", names("basic", "convolution", "shared", "folded", "recurrent", "inputs")
+)
 def test_batches_do_not_change_the_result(name):
     lin, x, outputs, factors = made(name, rows=5)
     small = LinearizedNetwork(CASES[name].network(), memory_budget=1)
@@ -103,7 +115,9 @@ def test_batches_do_not_change_the_result(name):
     torch.testing.assert_close(in_pieces, outputs)
     assert relative_error(pieces.jacobian(), factors.jacobian()) < 1e-12
     uneven = LinearizedNetwork(CASES[name].network())
-    parts = [uneven.factors(map_inputs(lambda t, s=s: t[s], x))[1] for s in (slice(0, 3), slice(3, 5))]
+    parts = [
+        uneven.factors(map_inputs(lambda t, s=s: t[s], x))[1] for s in (slice(0, 3), slice(3, 5))
+    ]
     whole = Factors.cat(parts)
     assert whole.num_data == 5
     assert relative_error(whole.jacobian(), factors.jacobian()) < 1e-12
@@ -160,4 +174,7 @@ def test_a_thousand_rows_agree_with_few():
     x = case.inputs(1000)
     _, factors = lin.factors(x)
     chosen = torch.tensor([0, 499, 999])
-    assert relative_error(factors.rows(chosen).jacobian(), dense_jacobian(case.network(), x[chosen])) < 1e-10
+    assert (
+        relative_error(factors.rows(chosen).jacobian(), dense_jacobian(case.network(), x[chosen]))
+        < 1e-10
+    )

@@ -1,4 +1,4 @@
-"""What networks do besides computing: nothing is silently wrong, and what cannot be done says so."""
+"""Networks as people write them: nothing is silently wrong, and what cannot be done says so."""
 
 import copy
 import warnings
@@ -14,7 +14,9 @@ from lingp.linearization import LinearizedNetwork
 
 
 def drawn(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 def build(f, **parts):
@@ -43,7 +45,7 @@ def assert_exact(lin, x, tolerance=1e-10):
     return factors
 
 
-# Rows that depend on each other ---------------------------------------------------------------------
+# Rows that depend on each other ------------------------------------------------------------------
 
 
 class NoisyForward(nn.Module):
@@ -90,7 +92,7 @@ def test_dependence_that_equal_rows_hide_is_found_with_the_first_different_ones(
         lin.factors(torch.tensor([[1, 2, 3], [3, 0, 1], [2, 2, 4]]))
 
 
-# Modes ----------------------------------------------------------------------------------------------
+# Modes -------------------------------------------------------------------------------------------
 
 
 def test_a_network_in_train_mode_is_linearised_in_eval_mode():
@@ -122,16 +124,21 @@ def test_wrapped_networks(compiled):
     assert LinearizedNetwork(net, [first]).parameter_names == lin.parameter_names[:1]
 
 
-@pytest.mark.parametrize("script", [torch.jit.script, lambda net: torch.jit.trace(net, drawn(2, 3))])
+@pytest.mark.parametrize(
+    "script", [torch.jit.script, lambda net: torch.jit.trace(net, drawn(2, 3))]
+)
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_scripted_networks_go_through_the_fallback(script):
     net = script(mlp(3, 4, 2).double())
     lin = LinearizedNetwork(net)
-    assert relative_error(lin.factors(drawn(4, 3))[1].jacobian(), dense_jacobian(net, drawn(4, 3))) < 1e-10
+    assert (
+        relative_error(lin.factors(drawn(4, 3))[1].jacobian(), dense_jacobian(net, drawn(4, 3)))
+        < 1e-10
+    )
     assert fallback_of(lin) == set(lin.parameter_names)
 
 
-# Values decide ---------------------------------------------------------------------------------------
+# Values decide -----------------------------------------------------------------------------------
 
 
 def test_another_branch_is_refused():
@@ -156,11 +163,16 @@ def test_another_use_of_a_parameter_in_a_branch_is_refused():
 
 @pytest.mark.parametrize(
     "hidden",
-    [lambda w: w.square().sum(), lambda w: torch.ops.aten.sum.default(w), lambda w: w.data.sum() * w[0, 0]],
+    [
+        lambda w: w.square().sum(),
+        lambda w: torch.ops.aten.sum.default(w),
+        lambda w: w.data.sum() * w[0, 0],
+    ],
 )
 def test_a_use_without_effect_on_the_first_rows_is_seen(hidden):
     net = build(
-        lambda s, x: s.a(x) + torch.relu(x.sum(1, keepdim=True) - 50) * hidden(s.a.weight), a=linear(3, 2)
+        lambda s, x: s.a(x) + torch.relu(x.sum(1, keepdim=True) - 50) * hidden(s.a.weight),
+        a=linear(3, 2),
     )
     lin = LinearizedNetwork(net)
     lin.factors(drawn(5, 3))
@@ -170,7 +182,9 @@ def test_a_use_without_effect_on_the_first_rows_is_seen(hidden):
 
 def test_layers_that_are_off_on_the_first_rows():
     net = build(
-        lambda s, x: s.a(x) + torch.relu(x.sum(1, keepdim=True) - 50) * s.b(x), a=linear(3, 2), b=linear(3, 2)
+        lambda s, x: s.a(x) + torch.relu(x.sum(1, keepdim=True) - 50) * s.b(x),
+        a=linear(3, 2),
+        b=linear(3, 2),
     )
     lin = LinearizedNetwork(net)
     lin.factors(drawn(5, 3))
@@ -198,7 +212,7 @@ def test_dead_units():
     assert_exact(LinearizedNetwork(net), drawn(5, 3))
 
 
-# Parameters that are unusual --------------------------------------------------------------------------
+# Parameters that are unusual ---------------------------------------------------------------------
 
 
 def test_parameters_without_effect_have_zero_columns():
@@ -235,7 +249,9 @@ def test_backbone_under_no_grad():
             h = s.a(x).tanh()
         return s.b(h)
 
-    factors = assert_exact(LinearizedNetwork(build(forward, a=linear(3, 4), b=linear(4, 2))), drawn(4, 3))
+    factors = assert_exact(
+        LinearizedNetwork(build(forward, a=linear(3, 4), b=linear(4, 2))), drawn(4, 3)
+    )
     assert not factors.jacobian()[..., :16].any()
 
 
@@ -291,7 +307,7 @@ def test_unusual_uses_of_a_matrix(f):
 
 
 def test_operations_whose_mapped_derivative_is_wrong():
-    """torch maps the derivative of cdist wrongly; below, it lies between the outputs and the layer."""
+    """torch maps the derivative of cdist wrongly; here it lies behind the layer."""
     net = build(
         lambda s, x: torch.cdist(s.a(x).tanh(), s.c), a=linear(3, 4), c=lambda: parameter(2, 4)
     )
@@ -321,7 +337,7 @@ def test_derivatives_inside_the_network():
         assert_exact(lin, drawn(4, 3))
 
 
-# Numbers ---------------------------------------------------------------------------------------------
+# Numbers -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 5e-3), (torch.bfloat16, 5e-2)])
@@ -346,7 +362,9 @@ def test_networks_that_insist_on_single_precision():
     assert factors.dtype == torch.float32
     assert not fallback_of(lin)
     plain = Net(lambda s, x: s.b(s.a(x).tanh()), a=net.a, b=net.b)
-    assert relative_error(factors.jacobian(), dense_jacobian(copy.deepcopy(plain), x.float())) < 1e-5
+    assert (
+        relative_error(factors.jacobian(), dense_jacobian(copy.deepcopy(plain), x.float())) < 1e-5
+    )
 
 
 def test_two_precisions_in_one_network():
@@ -380,7 +398,7 @@ def test_dtype_of_the_copy():
     assert lin.to(dtype=torch.float32).factors(drawn(4, 3))[0].dtype == torch.float32
 
 
-# Inputs and outputs ------------------------------------------------------------------------------------
+# Inputs and outputs ------------------------------------------------------------------------------
 
 
 def test_an_index_among_floating_inputs_stays_one():
@@ -406,7 +424,9 @@ def test_integer_columns_keep_to_their_vocabularies():
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_equal_rows(value):
-    assert_exact(LinearizedNetwork(mlp(3, 4, 2).double()), torch.full((5, 3), value, dtype=torch.float64))
+    assert_exact(
+        LinearizedNetwork(mlp(3, 4, 2).double()), torch.full((5, 3), value, dtype=torch.float64)
+    )
 
 
 def test_squeezing_networks_on_one_row():

@@ -30,8 +30,12 @@ WATCHED = [
 
 def snapshot(net):
     return {
-        "parameters": {n: (p, p.detach().clone(), p.requires_grad) for n, p in net.named_parameters()},
-        "gradients": {n: None if p.grad is None else p.grad.clone() for n, p in net.named_parameters()},
+        "parameters": {
+            n: (p, p.detach().clone(), p.requires_grad) for n, p in net.named_parameters()
+        },
+        "gradients": {
+            n: None if p.grad is None else p.grad.clone() for n, p in net.named_parameters()
+        },
         "buffers": {n: b.clone() for n, b in net.named_buffers()},
         "modes": [m.training for m in net.modules()],
         "hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in net.modules()],
@@ -143,7 +147,7 @@ def test_called_in_any_mode(name, context):
 
 
 def test_masked_attention_has_one_answer():
-    """torch's fused inference path zeroes masked positions; outputs and factors follow training's path."""
+    """torch's fused inference path zeroes masked positions; we follow training's path."""
     case = CASES["masked encoder"]
     lin, x = LinearizedNetwork(case.network()), case.inputs(5)
     torch.testing.assert_close(lin(x), lin.factors(x)[0])

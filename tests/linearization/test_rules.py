@@ -40,7 +40,9 @@ class Table(nn.Module):
         self.entries = nn.Parameter(torch.randn(rows, width))
 
     def forward(self, x):
-        return torch.einsum("nv,vo->no", nn.functional.one_hot(x, len(self.entries)).double(), self.entries)
+        return torch.einsum(
+            "nv,vo->no", nn.functional.one_hot(x, len(self.entries)).double(), self.entries
+        )
 
 
 def outer_rule(module, x, g):
@@ -181,7 +183,9 @@ def test_a_layer_used_twice_and_also_outside(registered):
 def test_lookup_rule():
     @register_rule(Table)
     def rule(module, x, g):
-        return {"entries": Lookup(x[:, None], torch.ones_like(x[:, None], dtype=g.dtype), g[:, :, None])}
+        return {
+            "entries": Lookup(x[:, None], torch.ones_like(x[:, None], dtype=g.dtype), g[:, :, None])
+        }
 
     try:
         net = nn.Sequential(Table(5, 3), nn.Tanh(), nn.Linear(3, 2)).double()
@@ -225,7 +229,9 @@ def test_check_rule(registered, rule, shape):
 
 def test_check_rule_names_parameter_and_error(registered):
     registered(wrong_rule)
-    with pytest.raises(AssertionError, match=r"rule for LowRank is wrong, relatively: v by 1\.0e\+00"):
+    with pytest.raises(
+        AssertionError, match=r"rule for LowRank is wrong, relatively: v by 1\.0e\+00"
+    ):
         check_rule(LowRank(4, 3, 2), inputs(4, 4))
     assert check_rule(LowRank(4, 3, 2), inputs(4, 4), rtol=1.5)["u"] < 1e-12
 
@@ -234,7 +240,9 @@ def test_check_rule_refuses_what_it_cannot_check(registered):
     with pytest.raises(ValueError, match="no rule is registered for LowRank"):
         check_rule(LowRank(4, 3, 2), inputs(4, 4))
     registered(lambda module, x, g: {"weight": g})
-    with pytest.raises(ValueError, match=r"names \['weight'\]; its parameters are \['b', 'u', 'v'\]"):
+    with pytest.raises(
+        ValueError, match=r"names \['weight'\]; its parameters are \['b', 'u', 'v'\]"
+    ):
         check_rule(LowRank(4, 3, 2), inputs(4, 4))
 
 

@@ -53,7 +53,9 @@ def test_only_those_that_require_grad():
 
 
 def test_last_layer_is_the_last_submodule_with_parameters():
-    network = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 2), nn.Tanh()), nn.Flatten())
+    network = nn.Sequential(
+        nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 2), nn.Tanh()), nn.Flatten()
+    )
     assert list(select_parameters(network, "last_layer")) == ["1.0.weight", "1.0.bias"]
 
 

@@ -54,17 +54,20 @@ class Operation:
 
     Attributes
     ----------
-    input : the argument that carries the examples; None if the operation has none (`p.expand(N, ...)`).
+    input : the argument that carries the examples; None if the operation has none (`p.expand(N,
+        ...)`).
     parameters : the arguments that may be parameters, by role.
     options : everything else, as the operation takes it.
-    any_axis : whether the examples may lie on any leading axis (else they must be first).
+    axes : where in the output the examples may lie; None for any leading axis.
+    axis : where they lie, known once `pieces` is called.
     aligned : further inputs, in which the examples lie as in `input`.
     """
 
     input: Tensor | None
     parameters: Mapping[str, Tensor]
     options: Mapping[str, Any] = field(default_factory=dict)
-    any_axis: bool = False
+    axes: tuple[int, ...] | None = (0,)
+    axis: int = 0
     aligned: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -72,7 +75,7 @@ class Rule(Protocol):
     """A rule for one kind of operation."""
 
     def bind(self, *args: Any, **kwargs: Any) -> Operation | None:
-        """Name the arguments of a call; None if this call is not covered (the fallback takes it)."""
+        """Name the arguments of a call; None if it is not covered (the fallback takes it)."""
         ...
 
     def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> Mapping[str, Piece]:

@@ -1,7 +1,7 @@
 """Convolutions: the linear rule on windows of the input, one position per output pixel.
 
-A transposed convolution is the adjoint: its positions are the input's pixels, and the windows are cut
-from the gradient of its output.
+A transposed convolution is the adjoint: its positions are the input's pixels, and the windows are
+cut from the gradient of its output.
 """
 
 from __future__ import annotations
@@ -141,7 +141,8 @@ class TransposedConvolutionRule:
         kernel = weight.shape[2:]
         dims = len(kernel)
         counts = x.shape[-dims:]
-        # Input pixel p reaches output pixels p·stride + k·dilation − padding; pad g to hold them all.
+        # Input pixel p reaches output pixels p·stride + k·dilation − padding; pad g to hold them
+        # all.
         need = [
             (n - 1) * s + d * (k - 1) + 1
             for n, s, d, k in zip(counts, stride, dilation, kernel, strict=True)

@@ -1,7 +1,7 @@
 """Bare parameters added to or multiplied with the examples: x + p, p ∘ x, by broadcasting.
 
-Scales, shifts and learned positions are usually written this way rather than as a layer; learned tokens
-are repeated for every example.
+Scales, shifts and learned positions are usually written this way rather than as a layer; learned
+tokens are repeated for every example.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ IN_PLACE.update(
 )
 
 
-def _broadcast_sum(g: Tensor, shape: torch.Size) -> Tensor:
-    """Sum (C, B, *space) to (C, B, *shape) where `shape` broadcasts against (B, *space)."""
-    padded = (1,) * (g.dim() - 1 - len(shape)) + tuple(shape)
-    axes = [d + 1 for d in range(1, len(padded)) if padded[d] == 1 and g.shape[d + 1] != 1]
-    if axes:
-        g = g.sum(axes, keepdim=True)
+def _broadcast_sum(g: Tensor, operation: Operation) -> Tensor:
+    """Sum g (C, B, *space) over the axes along which the parameter is repeated."""
+    shape = operation.parameters["parameter"].shape
+    padded = [1] * (g.dim() - 1 - len(shape)) + list(shape)
+    del padded[operation.axis]  # the examples', along which it is repeated too
+    axes = [d for d, size in enumerate(padded, 2) if size == 1 and g.shape[d] != 1]
+    g = g.sum(axes, keepdim=True) if axes else g
     return g.reshape(*g.shape[:2], *shape)
 
 
@@ -46,9 +47,11 @@ def _bind(first: object, second: object) -> Operation | None:
     parameter, x = (first, second) if _is_parameter(first) else (second, first)
     if not (isinstance(x, Tensor) and isinstance(parameter, Tensor)):
         return None
-    if parameter.dim() > x.dim() or (parameter.dim() == x.dim() > 0 and parameter.shape[0] != 1):
-        return None  # the parameter has an axis of its own where the examples are
-    return Operation(x, {"parameter": parameter})
+    extra = x.dim() - parameter.dim()
+    if extra < 0:
+        return None
+    repeated = [d for d, size in enumerate(parameter.shape, extra) if size == 1]
+    return Operation(x, {"parameter": parameter}, axes=(*range(extra), *repeated))
 
 
 @rule_for(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
@@ -59,7 +62,7 @@ class SumRule:
         return _bind(input, other) if alpha == 1 else None
 
     def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
-        return {"parameter": Dense(_broadcast_sum(g, operation.parameters["parameter"].shape))}
+        return {"parameter": Dense(_broadcast_sum(g, operation))}
 
 
 @rule_for(torch.sub, Tensor.sub, Tensor.__sub__)
@@ -72,7 +75,7 @@ class DifferenceRule:
         return operation and replace(operation, options={"sign": sign})
 
     def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
-        total = _broadcast_sum(g, operation.parameters["parameter"].shape)
+        total = _broadcast_sum(g, operation)
         return {"parameter": Dense(operation.options["sign"] * total)}
 
 
@@ -84,7 +87,7 @@ class ProductRule:
         return _bind(input, other)
 
     def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
-        return {"parameter": Dense(_broadcast_sum(g * x, operation.parameters["parameter"].shape))}
+        return {"parameter": Dense(_broadcast_sum(g * x, operation))}
 
 
 @rule_for(torch.div, Tensor.div, Tensor.__truediv__)
@@ -99,7 +102,7 @@ class QuotientRule:
 
     def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
         p = operation.parameters["parameter"].detach()
-        return {"parameter": Dense(-_broadcast_sum(g * x, p.shape) / p.square())}
+        return {"parameter": Dense(-_broadcast_sum(g * x, operation) / p.square())}
 
 
 @rule_for(Tensor.expand, Tensor.repeat)

@@ -26,7 +26,7 @@ class EmbeddingRule:
         if max_norm is not None:  # the table then depends on which rows are read
             return None
         padding = padding_idx if padding_idx is None else padding_idx % len(weight)
-        return Operation(input, {"weight": weight}, {"padding_idx": padding}, any_axis=True)
+        return Operation(input, {"weight": weight}, {"padding_idx": padding}, axes=None)
 
     def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
         index = x.reshape(x.shape[0], -1).long()

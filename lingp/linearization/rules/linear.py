@@ -17,7 +17,7 @@ class LinearRule:
         if weight.dim() != 2:
             return None
         parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        return Operation(input, parameters, any_axis=True)
+        return Operation(input, parameters, axes=None)
 
     def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
         a = x.reshape(x.shape[0], -1, x.shape[-1])  # (B, S, I)
@@ -32,7 +32,7 @@ class MatmulRule:
     def bind(self, input: Tensor, other: Tensor) -> Operation | None:
         if other.dim() != 2 or input.dim() < 2:
             return None
-        return Operation(input, {"weight": other}, any_axis=True)
+        return Operation(input, {"weight": other}, axes=None)
 
     def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
         a = x.reshape(x.shape[0], -1, x.shape[-1])
@@ -68,7 +68,7 @@ class BilinearRule:
         self, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
     ) -> Operation:
         parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        return Operation(input1, parameters, any_axis=True, aligned={"input2": input2})
+        return Operation(input1, parameters, axes=None, aligned={"input2": input2})
 
     def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
         products = (x.unsqueeze(-1) * operation.aligned["input2"].unsqueeze(-2)).flatten(-2)

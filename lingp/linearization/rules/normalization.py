@@ -64,7 +64,7 @@ class LayerNormRule(_TrailingGain):
         eps: float = 1e-5,
     ) -> Operation:
         options = {"shape": tuple(normalized_shape), "eps": eps}
-        return Operation(input, _affine(weight, bias), options, any_axis=True)
+        return Operation(input, _affine(weight, bias), options, axes=None)
 
     def normalise(self, operation: Operation, x: Tensor) -> Tensor:
         return F.layer_norm(x, operation.options["shape"], eps=operation.options["eps"])
@@ -82,7 +82,7 @@ class RMSNormRule(_TrailingGain):
         eps: float | None = None,
     ) -> Operation:
         options = {"shape": tuple(normalized_shape), "eps": eps}
-        return Operation(input, _affine(weight, None), options, any_axis=True)
+        return Operation(input, _affine(weight, None), options, axes=None)
 
     def normalise(self, operation: Operation, x: Tensor) -> Tensor:
         return F.rms_norm(x, operation.options["shape"], eps=operation.options["eps"])
@@ -115,7 +115,7 @@ class _RunningStatistics(_Gain):
 
 @rule_for(F.batch_norm)
 class BatchNormRule(_RunningStatistics):
-    """z from the running statistics. With batch statistics rows are not independent: not covered."""
+    """z from the running statistics (with those of the batch, rows would not be independent)."""
 
     function = staticmethod(F.batch_norm)
 

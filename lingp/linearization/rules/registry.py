@@ -17,7 +17,7 @@ class ModuleRule:
 
     def __init__(self, function: ModulePieces, any_axis: bool) -> None:
         self.function = function
-        self.any_axis = any_axis
+        self.axes: tuple[int, ...] | None = None if any_axis else (0,)
 
     def bind(self, *args: Any, **kwargs: Any) -> Operation | None:
         """Modules are recorded by hooks, never through a torch function."""
@@ -39,15 +39,15 @@ def register_rule(
     Parameters
     ----------
     layer : the class (not its subclasses). Its `forward` takes a tensor first and returns a tensor.
-    any_axis : whether the layer treats all leading axes alike, so that the examples may be on any of
-        them, as in `nn.Linear`. Otherwise they must come first.
+    any_axis : whether the layer treats all leading axes alike, so that the examples may be on any
+        of them, as in `nn.Linear`. Otherwise they must come first.
 
     Returns
     -------
     A decorator for ``rule(module, x, g) -> {parameter name: piece}``. `x` (B, ...) is the input and
     `g` (C, B, ...) the gradients of the C outputs in the layer's output, rows first. A piece is a
-    tensor (C, B, *parameter.shape), or `Outer(a, g)` for ∂f/∂W = Σ_s g_s a_sᵀ, which is much cheaper for
-    weight matrices. Parameters that the rule leaves out go through the fallback.
+    tensor (C, B, *parameter.shape), or `Outer(a, g)` for ∂f/∂W = Σ_s g_s a_sᵀ, which is much
+    cheaper for weight matrices. Parameters that the rule leaves out go through the fallback.
 
     Raises
     ------
@@ -60,8 +60,8 @@ def register_rule(
 
     Notes
     -----
-    Every rule is also compared with autograd when a network is linearised; one that disagrees there is
-    set aside, with a warning, and the fallback is used.
+    Every rule is also compared with autograd when a network is linearised; one that disagrees there
+    is set aside, with a warning, and the fallback is used.
     """
     if not (isinstance(layer, type) and issubclass(layer, nn.Module)):
         raise TypeError(f"layer: got {layer!r}; expected a subclass of torch.nn.Module")
