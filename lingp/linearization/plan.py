@@ -85,8 +85,9 @@ def linearise(
     uses: list[Use] = []
     columns = Columns.of(lin)
     with torch.set_grad_enabled(differentiable):
-        for i, record, g in zip(live, records, gradients, strict=True):
-            uses.extend(_uses(plan, plan.calls[i], columns, record, g, rows, lin.dtype))
+        while gradients:  # freed one by one as their factors are made: together they are the peak
+            call, record, g = plan.calls[live.pop()], records.pop(), gradients.pop()
+            uses.extend(_uses(plan, call, columns, record, g, rows, lin.dtype))
         if plan.fallback is not None:
             found = _fallback_jacobians(plan.fallback, lin, x, differentiable)
             for name, jacobian in found.items():
