@@ -26,10 +26,11 @@ from lingp.linearization.inputs import (
     signature,
 )
 from lingp.linearization.plan import Plan, linearise
-from lingp.linearization.probing import PROBE_SIZES, make_plan
+from lingp.linearization.probing import PROBE_SIZES, check_batch, make_plan
 from lingp.linearization.selection import ParameterSelection, select_parameters, unwrapped
 
-_DEFAULT_MEMORY = 1 << 26  # bytes of activations and gradients alive at a time
+_DEFAULT_MEMORY = 1 << 27  # bytes of activations and gradients alive at a time
+_CHECKED_ROWS = 256  # a batch of so many is held to what a few of its rows give alone
 
 
 def frozen_copy(net: nn.Module) -> nn.Module:
@@ -119,6 +120,9 @@ class LinearizedNetwork:
         self.network = frozen_copy(unwrapped(net))
         self.memory_budget = memory_budget or _DEFAULT_MEMORY
         self._plans: dict[Any, Plan] = {}
+        self._checked: dict[
+            Any, int
+        ] = {}  # rows of the largest batch in which they were independent
         self.to(dtype=dtype)
         self.parameter_shapes = [p.shape for p in self.chosen().values()]
         stops = torch.tensor([s.numel() for s in self.parameter_shapes]).cumsum(0).tolist()
@@ -129,11 +133,13 @@ class LinearizedNetwork:
         return {
             **self.__dict__,
             "_plans": {},
+            "_checked": {},
         }  # plans name functions that do not pickle; they are remade
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LinearizedNetwork:
         twin = copy.copy(self)
-        twin.network, twin._plans = frozen_copy(self.network), {}
+        twin.network = frozen_copy(self.network)
+        twin._plans, twin._checked = {}, {}
         return twin
 
     def chosen(self) -> dict[str, nn.Parameter]:
@@ -230,13 +236,19 @@ class LinearizedNetwork:
             x = self._prepare(x)
             plan = self._plan(x)
             self.output_shape = plan.output_shape
-            rows, step = num_rows(x), max(1, self.memory_budget // max(1, plan.bytes_per_row))
+            rows = num_rows(x)
+            step = self._rows_at_a_time(plan, rows)
             pieces = [
                 linearise(plan, self, map_inputs(_slice(start, start + step), x), differentiable)
                 for start in range(0, rows, step)
             ]
             outputs = self(x) if differentiable else torch.cat([f for f, _ in pieces])
             return outputs, Factors.cat([factors for _, factors in pieces])
+
+    def _rows_at_a_time(self, plan: Plan, rows: int) -> int:
+        """Batches of equal size that keep to the budget: a small last one would cost as much."""
+        largest = max(1, self.memory_budget // max(1, plan.bytes_per_row))
+        return -(-rows // -(-rows // largest))
 
     def _plan(self, x: Inputs) -> Plan:
         key = signature(x)
@@ -248,6 +260,11 @@ class LinearizedNetwork:
             and plan.distinct < len(distinct_rows(x, PROBE_SIZES[-1]))
         ):
             plan = self._plans[key] = make_plan(self, x)
+            self._checked[key] = PROBE_SIZES[-1]
+        rows = min(num_rows(x), self._rows_at_a_time(plan), _CHECKED_ROWS)
+        if rows >= 2 * self._checked[key]:
+            check_batch(self, map_inputs(_slice(0, rows), x))
+            self._checked[key] = rows
         return plan
 
     @contextmanager

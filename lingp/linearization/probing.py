@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lingp.linearization.capture import Capture, Record
 from lingp.linearization.fallback import Fallback
@@ -95,18 +95,31 @@ def _check_outputs(probe: LinearizedNetwork, rows: Inputs) -> torch.Size:
         alone = call_network(probe.network, map_inputs(lambda t: t[:small], rows))
     shape = output_shape(together, large)
     output_shape(alone, small)
-    together, alone = together.detach(), alone.detach()
+    _check_independent(alone.detach(), together.detach())
+    return shape
+
+
+def check_batch(lin: LinearizedNetwork, x: Inputs) -> None:
+    """Check that rows are independent in a large batch too, not only in a few rows."""
+    with torch.random.fork_rng(devices=[lin.device] if lin.device.type == "cuda" else []):
+        few = map_inputs(lambda t: t[: PROBE_SIZES[-1]].detach(), x)
+        with torch.no_grad():
+            together = call_network(lin.network, map_inputs(lambda t: t.detach(), x))
+            alone = call_network(lin.network, few)
+    _check_independent(alone, together)
+
+
+def _check_independent(alone: Tensor, together: Tensor) -> None:
+    """Raise if a few rows' outputs change with the other rows of a batch that starts with them."""
     scale = float(together.abs().max().clamp(min=1e-30)) if together.numel() else 1.0
     tolerance = _tolerance(together.dtype) * scale
-    if not torch.allclose(alone, together[:small], rtol=0, atol=tolerance, equal_nan=True):
+    if not torch.allclose(alone, together[: len(alone)], rtol=0, atol=tolerance, equal_nan=True):
         raise ValueError(
-            "net: the output of a row depends on which other rows are in the batch (or is "
-            "random), so the network has no Jacobian per example. In eval mode this comes from "
-            "BatchNorm without running statistics, attention across the batch, or noise in "
-            "forward: call net.eval(), keep running statistics, or make the layer act on one "
-            "example at a time"
+            "net: the output of a row depends on which other rows are in the batch (or is random), "
+            "so the network has no Jacobian per example. In eval mode this comes from BatchNorm "
+            "without running statistics, attention across the batch, or noise in forward: call "
+            "net.eval(), keep running statistics, or make the layer act on one example at a time"
         )
-    return shape
 
 
 def _tolerance(dtype: torch.dtype) -> float:

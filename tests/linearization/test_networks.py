@@ -92,6 +92,19 @@ def test_dependence_that_equal_rows_hide_is_found_with_the_first_different_ones(
         lin.factors(torch.tensor([[1, 2, 3], [3, 0, 1], [2, 2, 4]]))
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda s, x: s.a(x) + (x.mean() if len(x) > 3 else 0),
+        lambda s, x: s.a(x) * (2 if len(x) > 3 else 1),
+    ],
+)
+def test_dependence_on_the_size_of_the_batch_is_refused(f):
+    lin = LinearizedNetwork(build(f, a=linear(3, 2)))
+    with pytest.raises(ValueError, match="depends on which other rows"):
+        lin.factors(drawn(6, 3))
+
+
 # Modes -------------------------------------------------------------------------------------------
 
 
