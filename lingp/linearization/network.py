@@ -261,7 +261,8 @@ class LinearizedNetwork:
         ):
             plan = self._plans[key] = make_plan(self, x)
             self._checked[key] = PROBE_SIZES[-1]
-        rows = min(num_rows(x), self._rows_at_a_time(plan), _CHECKED_ROWS)
+        rows = min(num_rows(x), _CHECKED_ROWS)
+        rows = min(rows, self._rows_at_a_time(plan, num_rows(x)))
         if rows >= 2 * self._checked[key]:
             check_batch(self, map_inputs(_slice(0, rows), x))
             self._checked[key] = rows
