@@ -1,8 +1,7 @@
 """Turn a trained PyTorch network into a Gaussian process.
 
-    kernel = lingp.NTKernel.from_model(net)                # a GPyTorch kernel
-    gp = lingp.LinearizedGP(net, likelihood="gaussian")    # linearised Laplace, the front door
-    gp.fit(X, y).predict(X_new)
+`NTKernel.from_model(net)` is a GPyTorch kernel; `LinearizedGP(net).fit(X, y)` is the front door to
+linearised Laplace: predictions with error bars, the marginal likelihood, samples.
 """
 
 from lingp import data, inference, kernels, likelihoods, linearization, models, operators, priors
