@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch.nn import functional as F
 
 from lingp.linearization.blocks import Block, DenseBlock, Slot
-from lingp.linearization.factors import Factors
+
+if TYPE_CHECKING:
+    from lingp.linearization.factors import Factors
 
 
 def aligned(parts: Sequence[Factors], positions: bool = False) -> list[Factors]:

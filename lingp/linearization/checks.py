@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from lingp.linearization.assemble import merge, uses_of_call
 from lingp.linearization.blocks import Slot
 from lingp.linearization.fallback import Fallback
-from lingp.linearization.network import frozen_copy, plain_autograd
+from lingp.linearization.frozen import frozen_copy
 from lingp.linearization.rules.base import Operation, Outer
 from lingp.linearization.rules.registry import MODULE_RULES
+from lingp.linearization.running import plain_autograd
 
 
 def check_rule(module: nn.Module, x: Tensor, *, rtol: float = 1e-8) -> dict[str, float]:

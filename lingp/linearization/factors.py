@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from lingp.linearization.align import aligned
 from lingp.linearization.blocks import Block, OuterBlock
 
 
@@ -90,8 +91,6 @@ class Factors:
         """Stack the rows of several batches of the same network."""
         if len(parts) == 1:
             return parts[0]
-        from lingp.linearization.align import aligned
-
         parts = aligned(parts, positions=True)
         blocks = tuple(
             _cat_blocks(blocks) for blocks in zip(*(p.blocks for p in parts), strict=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,13 +13,11 @@ from lingp.linearization.blocks import DenseBlock, Slot
 from lingp.linearization.capture import Capture, Care, Record
 from lingp.linearization.factors import Factors
 from lingp.linearization.fallback import Fallback
+from lingp.linearization.frozen import FrozenCopy
 from lingp.linearization.gradients import leaves, output_gradients
 from lingp.linearization.inputs import Inputs, call_network, map_inputs, num_rows
 from lingp.linearization.layout import Layout
 from lingp.linearization.rules.base import Dense, Outer, Piece
-
-if TYPE_CHECKING:
-    from lingp.linearization.network import LinearizedNetwork
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class Plan:
 
 
 def linearise(
-    plan: Plan, lin: LinearizedNetwork, x: Inputs, differentiable: bool
+    plan: Plan, lin: FrozenCopy, x: Inputs, differentiable: bool
 ) -> tuple[Tensor, Factors]:
     """Outputs (N, C) and factors of one batch: one forward pass, one batched backward pass.
 
@@ -120,7 +117,7 @@ class Columns:
     slots: Mapping[str, Slot]
 
     @staticmethod
-    def of(lin: LinearizedNetwork) -> Columns:
+    def of(lin: FrozenCopy) -> Columns:
         return Columns(lin.chosen(), lin.slots())
 
     def of_call(self, record: Record) -> dict[str, tuple[Slot, Slot, bool]]:
@@ -177,7 +174,7 @@ def _transposed(piece: Piece) -> Piece:
 
 
 def _fallback_jacobians(
-    fallback: Fallback, lin: LinearizedNetwork, x: Inputs, differentiable: bool
+    fallback: Fallback, lin: FrozenCopy, x: Inputs, differentiable: bool
 ) -> dict[str, Tensor]:
     with lin.watching(Capture({})) as network:
         jacobians = fallback(network, x, differentiable)

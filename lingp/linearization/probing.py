@@ -13,13 +13,13 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from lingp.linearization.capture import Capture, Record
 from lingp.linearization.fallback import Fallback
+from lingp.linearization.frozen import FrozenCopy
 from lingp.linearization.gradients import leaves
 from lingp.linearization.inputs import (
     Inputs,
@@ -31,14 +31,12 @@ from lingp.linearization.inputs import (
 )
 from lingp.linearization.layout import Layout, agree, find_layouts
 from lingp.linearization.plan import Call, Columns, Plan, direct_uses, linearise
-
-if TYPE_CHECKING:
-    from lingp.linearization.network import LinearizedNetwork
+from lingp.linearization.running import output_shape
 
 PROBE_SIZES = (2, 3)
 
 
-def make_plan(lin: LinearizedNetwork, x: Inputs) -> Plan:
+def make_plan(lin: FrozenCopy, x: Inputs) -> Plan:
     """Probe the network on rows like those of `x`.
 
     Raises
@@ -71,7 +69,7 @@ def make_plan(lin: LinearizedNetwork, x: Inputs) -> Plan:
 _CALLER = 5  # frames between a warning here and the call of `factors`
 
 
-def _probe_network(lin: LinearizedNetwork, rows: Inputs) -> tuple[LinearizedNetwork, Inputs]:
+def _probe_network(lin: FrozenCopy, rows: Inputs) -> tuple[FrozenCopy, Inputs]:
     """The network in float64, where errors can't hide behind rounding, if it runs in that."""
     if lin.dtype == torch.float64:
         return lin, rows
@@ -85,10 +83,8 @@ def _probe_network(lin: LinearizedNetwork, rows: Inputs) -> tuple[LinearizedNetw
     return (double, converted) if getattr(out, "dtype", None) == torch.float64 else (lin, rows)
 
 
-def _check_outputs(probe: LinearizedNetwork, rows: Inputs) -> torch.Size:
+def _check_outputs(probe: FrozenCopy, rows: Inputs) -> torch.Size:
     """Shape of one example's output, after checking that rows are independent."""
-    from lingp.linearization.network import output_shape
-
     small, large = PROBE_SIZES
     with torch.no_grad():
         together = call_network(probe.network, rows)
@@ -99,7 +95,7 @@ def _check_outputs(probe: LinearizedNetwork, rows: Inputs) -> torch.Size:
     return shape
 
 
-def check_batch(lin: LinearizedNetwork, x: Inputs) -> None:
+def check_batch(lin: FrozenCopy, x: Inputs) -> None:
     """Check that rows are independent in a large batch too, not only in a few rows."""
     with torch.random.fork_rng(devices=[lin.device] if lin.device.type == "cuda" else []):
         few = map_inputs(lambda t: t[: PROBE_SIZES[-1]].detach(), x)
@@ -130,7 +126,7 @@ def _tolerance(dtype: torch.dtype) -> float:
 class _Truth:
     """Jᵀv for a random v (N, C), by one ordinary backward pass."""
 
-    def __init__(self, probe: LinearizedNetwork, rows: Inputs) -> None:
+    def __init__(self, probe: FrozenCopy, rows: Inputs) -> None:
         selected = probe.selected()
         with probe.watching(Capture({})) as network:
             f = call_network(network, rows).reshape(num_rows(rows), -1)
@@ -166,7 +162,7 @@ class _Truth:
             if g is None or not float(g.norm()) > self.floor
         }
 
-    def disagreeing(self, plan: Plan, probe: LinearizedNetwork, rows: Inputs) -> set[str]:
+    def disagreeing(self, plan: Plan, probe: FrozenCopy, rows: Inputs) -> set[str]:
         """Parameters whose columns in the plan's factors give another Jᵀv."""
         _, factors = linearise(plan, probe, rows, False)
         product = factors.t_matmul(self.v.to(factors.dtype).unsqueeze(-1)).squeeze(-1)
@@ -181,7 +177,7 @@ class _Truth:
         return bad
 
 
-def _warn_of_strangers(probe: LinearizedNetwork, truth: _Truth) -> None:
+def _warn_of_strangers(probe: FrozenCopy, truth: _Truth) -> None:
     """Say so if outputs depend on parameters that the network does not own."""
     own = set(probe.network.parameters())
     strangers = [t for t in truth.leaves if isinstance(t, nn.Parameter) and t not in own]
@@ -196,7 +192,7 @@ def _warn_of_strangers(probe: LinearizedNetwork, truth: _Truth) -> None:
 # Structured parameters ---------------------------------------------------------------------------
 
 
-def _structured(plan: Plan, probe: LinearizedNetwork, rows: Inputs, truth: _Truth) -> Plan:
+def _structured(plan: Plan, probe: FrozenCopy, rows: Inputs, truth: _Truth) -> Plan:
     """The plan with the parameters that the rules cover, as far as they agree with autograd."""
     small, large = (_record(probe, rows, size) for size in PROBE_SIZES)
     if [r.identity for r in small.records] != [r.identity for r in large.records]:
@@ -239,7 +235,7 @@ class _Recorded:
         self.records, self.direct = records, direct
 
 
-def _record(probe: LinearizedNetwork, rows: Inputs, size: int) -> _Recorded:
+def _record(probe: FrozenCopy, rows: Inputs, size: int) -> _Recorded:
     capture = Capture(probe.selected())
     with probe.watching(capture) as network:
         f = call_network(network, map_inputs(lambda t: t[:size], rows))
@@ -260,7 +256,7 @@ def _call(small: Record, large: Record) -> Call:
 
 
 def _disagreeing_elsewhere(
-    plan: Plan, probe: LinearizedNetwork, rows: Inputs, unseen: set[str], tolerance: float
+    plan: Plan, probe: FrozenCopy, rows: Inputs, unseen: set[str], tolerance: float
 ) -> set[str]:
     """Those of `unseen` whose factors are wrong at other weights, where they do show."""
     bad: set[str] = set()
@@ -282,7 +278,7 @@ def _disagreeing_elsewhere(
     return bad
 
 
-def _completed(plan: Plan, probe: LinearizedNetwork, rows: Inputs, truth: _Truth) -> Plan:
+def _completed(plan: Plan, probe: FrozenCopy, rows: Inputs, truth: _Truth) -> Plan:
     """The plan with the fallback for all other parameters that outputs depend on."""
     rest = [n for n in probe.parameter_names if n in truth.used and n not in plan.structured]
     if not rest:
@@ -300,9 +296,7 @@ def _completed(plan: Plan, probe: LinearizedNetwork, rows: Inputs, truth: _Truth
     return plan
 
 
-def _bytes_per_row(
-    plan: Plan, probe: LinearizedNetwork, lin: LinearizedNetwork, rows: Inputs
-) -> int:
+def _bytes_per_row(plan: Plan, probe: FrozenCopy, lin: FrozenCopy, rows: Inputs) -> int:
     """Activations, and gradients for every output, that one example keeps alive."""
     outputs, scalars = plan.output_shape.numel(), 0
     if plan.structured:
