@@ -141,7 +141,8 @@ def summary(outcomes: list[tuple[Case, dict[str, Result]]]) -> list[str]:
     explicit, structured = ratios(EXPLICIT), ratios(STRUCTURED)
     lines = []
     if explicit:
-        lines.append(table.verdict(f"{EXPLICIT} / {OURS}, first case", explicit[0], 30))
+        first = outcomes[0][0].label
+        lines.append(table.verdict(f"{EXPLICIT} / {OURS}, {first}", explicit[0], 30))
         lines.append(table.verdict(f"{EXPLICIT} / {OURS}, smallest", min(explicit), 1))
     if structured:
         mean = math.exp(sum(map(math.log, structured)) / len(structured))

@@ -15,12 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+ACTIVATIONS = {"gelu": nn.GELU, "relu": nn.ReLU, "tanh": nn.Tanh}
 
-def mlp(sizes: list[int]) -> nn.Module:
-    """Linear layers with ReLU between them."""
+
+def mlp(sizes: list[int], activation: str = "gelu") -> nn.Module:
+    """Linear layers with an activation between them.
+
+    Smooth by default: a ReLU unit within rounding of zero is on for one contender and off for
+    another, and that would be the largest error in float32.
+    """
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        layers += [nn.Linear(inputs, outputs), ACTIVATIONS[activation]()]
     return nn.Sequential(*layers[:-1])
 
 

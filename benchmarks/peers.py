@@ -6,7 +6,7 @@ from harness.environments import Environment, same_torch
 
 NEURAL_TANGENTS = Environment(
     "neural-tangents",
-    # 0.6.5 is the last release; JAX 0.4.23 is the last one it runs on without warnings of removal.
+    # a JAX it was made for, and the NumPy and SciPy that this JAX was made for
     (
         "neural-tangents==0.6.5",
         "jax==0.4.23",
@@ -14,7 +14,7 @@ NEURAL_TANGENTS = Environment(
         "numpy<2",
         "scipy<1.13",
     ),
-    pythons=((3, 11), (3, 12), (3, 10), (3, 9)),
+    pythons=((3, 11), (3, 12), (3, 10)),
 )
 
 _CURVATURE = (

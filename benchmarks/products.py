@@ -3,7 +3,8 @@
 The work is J (Jᵀ V) with 16 right-hand sides: 4 N P flops each, counted from the layers' sizes. It
 is measured in forward passes of the same batch and against this machine's rate for a large square
 matrix product, both timed in the same rounds. curvlinops multiplies with the GGN, Jᵀ (J W): the
-same flops in the other order; lingp's time for that order is in the table too.
+same flops in the other order; lingp's time for that order is in the table too. lingp's kernel
+operator may instead form the matrix; its first product and a later one are rows of their own.
 
     python benchmarks/products.py                   # the full table, float32 and float64
     python benchmarks/products.py --quick           # small sizes
@@ -15,6 +16,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 import networks
 import numpy as np
@@ -25,6 +27,7 @@ from harness.rounds import Contender, Field, Result
 from reference import jacobian, relative_error
 
 OURS, OURS_GGN = "lingp", "lingp GGN"
+FIRST, LATER = "lingp operator first", "lingp operator later"
 FORWARD, GEMM = "forward pass", "large GEMM"
 VMAP, LOOP = "jvp∘vjp vmap", "jvp∘vjp loop"
 CURVLINOPS = "curvlinops GGN"
@@ -35,8 +38,10 @@ def contenders() -> list[Contender]:
     """Ours in both orders, what they are measured in, and the peers."""
     ours, automatic = "contenders.product_lingp", "contenders.product_torch_func"
     return [
-        Contender(OURS, ours, options={"side": "ntk"}),
-        Contender(OURS_GGN, ours, options={"side": "ggn"}),
+        Contender(OURS, ours, options={"way": "factors"}),
+        Contender(OURS_GGN, ours, options={"way": "ggn"}),
+        Contender(FIRST, ours, options={"way": "first"}),
+        Contender(LATER, ours, options={"way": "later"}),
         Contender(FORWARD, "contenders.forward", timed_only=True),
         Contender(GEMM, "contenders.gemm", timed_only=True),
         Contender(VMAP, automatic, options={"how": "vmap"}),
@@ -69,12 +74,18 @@ class Case:
     num_data: int
     columns: int
     gemm_size: int
+    activation: str
+
+    @property
+    def architecture(self) -> dict[str, Any]:
+        """For `networks.build`."""
+        return {"kind": "mlp", "sizes": self.sizes, "activation": self.activation}
 
     def make(self) -> tuple[torch.nn.Module, dict[str, np.ndarray]]:
         """The network; its weights, inputs and the right-hand sides of both orders."""
         torch.manual_seed(0)
         dtype = getattr(torch, self.dtype)
-        network = networks.build({"kind": "mlp", "sizes": self.sizes}).to(dtype)
+        network = networks.build(self.architecture).to(dtype)
         parameters = sum(p.numel() for p in network.parameters())
         rows = {"x": (self.num_data, self.sizes[0])}
         rows["ntk"] = (self.num_data * self.sizes[-1], self.columns)
@@ -82,8 +93,13 @@ class Case:
         data = {name: torch.randn(shape).to(dtype).numpy() for name, shape in rows.items()}
         return network, {**networks.weights(network), **data}
 
-    def flops(self, name: str) -> int:
-        """Multiplications and additions, biases included, activations left out."""
+    def flops(self, name: str) -> float:
+        """Multiplications and additions, biases included, activations left out.
+
+        nan for the operator, which may go through the matrix instead: it has another count.
+        """
+        if name in (FIRST, LATER):
+            return float("nan")
         if name == GEMM:
             return 2 * self.gemm_size**3
         parameters = sum((i + 1) * o for i, o in itertools.pairwise(self.sizes))
@@ -141,6 +157,7 @@ def targets(case: Case, results: dict[str, Result]) -> list[str]:
 def main() -> None:
     parser = command_line.parser(__doc__)
     parser.add_argument("--dtype", choices=["float32", "float64", "both"], default="both")
+    parser.add_argument("--activation", choices=sorted(networks.ACTIVATIONS), default="gelu")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     size = {"sizes": [64, 256, 256, 256, 1], "num_data": 5000, "columns": 16, "gemm_size": 4096}
@@ -154,10 +171,10 @@ def main() -> None:
     chosen = command_line.chosen(contenders(), arguments)
     with Field(chosen, command_line.cache(arguments), arguments.threads) as field:
         for dtype in dtypes:
-            case = Case(dtype, **size)
+            case = Case(dtype, activation=arguments.activation, **size)
             network, data = case.make()
             shared = {
-                "architecture": {"kind": "mlp", "sizes": case.sizes},
+                "architecture": case.architecture,
                 "dtype": dtype,
                 "gemm_size": case.gemm_size,
             }
@@ -184,7 +201,9 @@ def main() -> None:
         "error",
     ]
     report = [
-        f"# Products with {case.columns} right-hand sides, MLP {layers}, N = {case.num_data}",
+        f"# Products with {case.columns} right-hand sides",
+        "",
+        f"MLP {layers} with {case.activation}, N = {case.num_data}.",
         "",
         table.machine(arguments.threads, rates),
         "",
@@ -192,7 +211,8 @@ def main() -> None:
         "",
         table.markdown_table(header, rows),
         "",
-        "GFLOP/s count 4 N P per right-hand side for a product, 2 N P for a forward pass.",
+        "GFLOP/s count 4 N P per right-hand side for a product, 2 N P for a forward pass. The "
+        "operator may form the kernel matrix, which then serves its later products.",
         "Peak: rise of the process's resident set during one product; lingp's factors and every "
         "contender's right-hand sides were there before.",
         "Error: Frobenius norm relative to dense Jacobians in float64.",

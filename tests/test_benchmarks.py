@@ -50,9 +50,9 @@ def test_kernel_agrees_with_dense_jacobians_for_every_network(tmp_path):
 
 
 def test_products_agree_with_dense_jacobians_in_both_dtypes(tmp_path):
-    only = "lingp,lingp GGN,forward pass"
+    only = "lingp,lingp GGN,lingp operator first,forward pass"
     rows = table_of(run("products.py", "--only", only, tmp_path=tmp_path))
-    assert len(rows) == 2 * 3
+    assert len(rows) == 2 * 4
     for row in rows:
         if row["contender"] == "forward pass":
             assert row["error"] == "–"

@@ -54,7 +54,7 @@ def _layer_norm(params: Arrays, name: str, x: Any) -> Any:
 
 def _mlp(params: Arrays, statistics: Arrays, x: Any, sizes: list[int]) -> Any:
     for layer in range(len(sizes) - 2):
-        x = jax.nn.relu(_linear(params, str(2 * layer), x))
+        x = jax.nn.gelu(_linear(params, str(2 * layer), x), approximate=False)
     return _linear(params, str(2 * (len(sizes) - 2)), x)
 
 
