@@ -157,7 +157,7 @@ def targets(case: Case, results: dict[str, Result]) -> list[str]:
 def main() -> None:
     parser = command_line.parser(__doc__)
     parser.add_argument("--dtype", choices=["float32", "float64", "both"], default="both")
-    parser.add_argument("--activation", choices=sorted(networks.ACTIVATIONS), default="gelu")
+    parser.add_argument("--activation", choices=sorted(networks.ACTIVATIONS), default="relu")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     size = {"sizes": [64, 256, 256, 256, 1], "num_data": 5000, "columns": 16, "gemm_size": 4096}

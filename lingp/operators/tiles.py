@@ -15,7 +15,7 @@ from torch import Tensor
 from lingp.linearization.blocks import OuterBlock
 from lingp.linearization.factors import Factors
 
-_TILE_SCALARS = 1 << 18  # on a processor; an accelerator wants few large kernels, not a cache
+_TILE_SCALARS = 1 << 19  # on a processor; an accelerator wants few large kernels, not a cache
 _ACCELERATOR_TILE_SCALARS = 1 << 24
 
 Pairs = Sequence[tuple[OuterBlock, OuterBlock]]
