@@ -15,6 +15,8 @@ what then remains is not the approximation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import networks
 import numpy as np
 import peers
@@ -44,20 +46,24 @@ def curvature_roots(network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     return full, torch.diag_embed((p * (1 - p)).sqrt())
 
 
-def covariances(train: Tensor, test: Tensor, root: Tensor) -> np.ndarray:
+def covariances(train: Tensor, test: Tensor, roots: Sequence[Tensor]) -> list[np.ndarray]:
     """Φ* (I - Φᵀ (I + ΦΦᵀ)⁻¹ Φ) Φ*ᵀ for every test point, (n x C x C), from dense Jacobians.
 
     Parameters
     ----------
     train, test : (N x C x P) and (n x C x P), whitened by the prior
-    root : (N x C x C)
+    roots : (N x C x C) each; one result for each
     """
-    features = (root.mT @ train).flatten(0, 1)  # Φ, (N C x P)
-    lower = torch.linalg.cholesky(torch.eye(len(features)).to(features) + features @ features.T)
-    cross = (features @ test.flatten(0, 1).T).contiguous()  # Φ Φ*ᵀ, (N C x n C)
-    half = torch.linalg.solve_triangular(lower, cross, upper=False)
-    half = half.T.unflatten(0, test.shape[:2])  # (n, C, N C)
-    return (test @ test.mT - half @ half.mT).numpy()
+    train_rows, test_rows = train.flatten(0, 1), test.flatten(0, 1)
+    kernel, cross = train_rows @ train_rows.T, train_rows @ test_rows.T
+    prior, found = test @ test.mT, []
+    for root in roots:
+        r = torch.block_diag(*root)  # (N C x N C)
+        lower = torch.linalg.cholesky(torch.eye(len(r)).to(r) + r.T @ kernel @ r)
+        half = torch.linalg.solve_triangular(lower, r.T @ cross, upper=False)
+        half = half.T.unflatten(0, test.shape[:2])  # (n, C, N C)
+        found.append((prior - half @ half.mT).numpy())
+    return found
 
 
 def main() -> None:
@@ -89,9 +95,8 @@ def main() -> None:
         rate = 2 * gemm_size**3 / field.compete(gemm_case, {}, schedule, [gemm])["gemm"].median
         versions = field.versions
 
-    full, diagonal = curvature_roots(network, x)
     dense = [jacobian(network, inputs) / PRECISION**0.5 for inputs in (x, test)]
-    exact, approximate = (covariances(*dense, root) for root in (full, diagonal))
+    exact, approximate = covariances(*dense, curvature_roots(network, x))
 
     def median(name: str) -> float:
         return results.get(name, Result()).median
@@ -133,7 +138,7 @@ def main() -> None:
     report = [
         f"# Function-space Laplace, MLP {layers}, P = {parameters}, N = {num_data}",
         "",
-        table.machine(arguments.threads, {arguments.dtype: rate}),
+        table.machine(field, {arguments.dtype: rate}),
         "",
         table.versions(versions),
         "",

@@ -212,7 +212,7 @@ def main() -> None:
     report = [
         "# Gram matrix",
         "",
-        table.machine(arguments.threads, {arguments.dtype: rate}),
+        table.machine(field, {arguments.dtype: rate}),
         "",
         table.versions(versions),
         "",

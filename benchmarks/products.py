@@ -205,7 +205,7 @@ def main() -> None:
         "",
         f"MLP {layers} with {case.activation}, N = {case.num_data}.",
         "",
-        table.machine(arguments.threads, rates),
+        table.machine(field, rates),
         "",
         table.versions(versions),
         "",
@@ -215,7 +215,8 @@ def main() -> None:
         "operator may form the kernel matrix, which then serves its later products.",
         "Peak: rise of the process's resident set during one product; lingp's factors and every "
         "contender's right-hand sides were there before.",
-        "Error: Frobenius norm relative to dense Jacobians in float64.",
+        "Error: Frobenius norm relative to dense Jacobians in float64. With ReLU in float32, a unit "
+        "within rounding of zero may be on here and off there, for every contender alike.",
         "",
         *notes,
     ]

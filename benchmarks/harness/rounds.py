@@ -151,7 +151,9 @@ class Field:
     def __init__(self, contenders: Sequence[Contender], cache: Path, threads: int) -> None:
         self.contenders = list(contenders)
         self.versions: dict[str, dict[str, str]] = {}
-        self._cache, self._threads = cache, threads
+        self.threads = threads
+        self.load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+        self._cache = cache
         self._workers: dict[str, Worker] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="lingp-benchmark-")
 
@@ -199,7 +201,7 @@ class Field:
     def _worker(self, contender: Contender) -> Worker:
         # By name: contenders that differ in options only have processes of their own too.
         if contender.name not in self._workers:
-            self._workers[contender.name] = Worker(contender, self._cache, self._threads)
+            self._workers[contender.name] = Worker(contender, self._cache, self.threads)
         return self._workers[contender.name]
 
     def _prepare(
@@ -214,7 +216,7 @@ class Field:
         if contender.name not in self.versions:
             answer = worker.ask("versions", schedule.timeout)
             self.versions[contender.name] = answer["versions"]
-        options = {**case, **contender.options, "threads": self._threads}
+        options = {**case, **contender.options, "threads": self.threads}
         worker.ask("load", schedule.timeout, case=options, data=path)
         spent = 0.0
         while spent < _WARM_UP_SECONDS:

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .rounds import Result
+from .rounds import Field, Result
 
 _MIB = 2**20
 
@@ -84,16 +84,14 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def machine(threads: int, rates: Mapping[str, float]) -> str:
-    """One line about the machine: processor, cores, threads, GEMM rate measured in this run."""
+def machine(field: Field, rates: Mapping[str, float]) -> str:
+    """One line about the machine: processor, cores, threads, load, GEMM rate in this run."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     measured = ", ".join(f"{rate / 1e9:.0f} GFLOP/s {dtype}" for dtype, rate in rates.items())
-    load = (
-        f", load average {os.getloadavg()[0]:.1f} at the end" if hasattr(os, "getloadavg") else ""
-    )
+    load = "" if field.load is None else f"; load average before the run {field.load:.1f}"
     return (
-        f"{processor()}, {cores} cores, {threads} threads for every contender; "
-        f"GEMM measured in this run: {measured or 'not measured'}{load}; "
+        f"{processor()}, {cores} cores, {field.threads} threads for every contender{load}; "
+        f"GEMM in this run: {measured or 'not measured'}; "
         f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
     )
 

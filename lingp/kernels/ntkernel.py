@@ -121,8 +121,9 @@ class NTKernel(SolvedExactly):
         **params: Any,
     ) -> Tensor | LinearOperator:
         if last_dim_is_batch:
-            raise NotImplementedError(
-                "last_dim_is_batch: a network has no kernel over single input dimensions"
+            raise ValueError(
+                "last_dim_is_batch: got True; a network takes all input dimensions together, so "
+                "there is no kernel over single ones. Leave it out"
             )
         same = _same_inputs(x1, x2)
         if same and not diag:

@@ -225,7 +225,7 @@ def test_sums_and_products_with_other_kernels():
 def test_the_last_dimension_is_no_batch():
     kernel = NTKernel.from_model(make_network())
     x = make_data(3)[0]
-    with pytest.raises(NotImplementedError, match="last_dim"):
+    with pytest.raises(ValueError, match="last_dim"):
         kernel.forward(x, x, last_dim_is_batch=True)
 
 
