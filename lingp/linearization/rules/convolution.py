@@ -51,6 +51,35 @@ def _grouped(a: Tensor, g: Tensor, out_first: bool) -> Tensor:
     return torch.einsum(equation, a, g).flatten(2, 3)  # (C, B, G·O, I) or (C, B, G·I, O)
 
 
+def _operation(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+) -> Operation | None:
+    """A convolution of either kind with its arguments named; None without a batch axis."""
+    dims = weight.dim() - 2
+    if input.dim() != dims + 2:
+        return None
+    parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    options = {
+        "stride": _tuple(stride, dims),
+        "padding": padding if isinstance(padding, str) else _tuple(padding, dims),
+        "dilation": _tuple(dilation, dims),
+        "groups": groups,
+    }
+    return Operation(input, parameters, options)
+
+
+def _weight(operation: Operation) -> tuple[Tensor, torch.Size, int]:
+    """The weight, its kernel's shape and number of axes."""
+    weight = operation.parameters["weight"]
+    return weight, weight.shape[2:], weight.dim() - 2
+
+
 @rule_for(F.conv1d, F.conv2d, F.conv3d)
 class ConvolutionRule:
     """h = W ⋆ a: a_s is the window of the padded input under output pixel s."""
@@ -65,24 +94,11 @@ class ConvolutionRule:
         dilation: Any = 1,
         groups: int = 1,
     ) -> Operation | None:
-        dims = weight.dim() - 2
-        if input.dim() != dims + 2:
-            return None
-        parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        options = {
-            "stride": _tuple(stride, dims),
-            "padding": padding if isinstance(padding, str) else _tuple(padding, dims),
-            "dilation": _tuple(dilation, dims),
-            "groups": groups,
-        }
-        return Operation(input, parameters, options)
+        return _operation(input, weight, bias, stride, padding, dilation, groups)
 
     def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
-        weight = operation.parameters["weight"]
-        stride, dilation = operation.options["stride"], operation.options["dilation"]
-        padding, groups = operation.options["padding"], operation.options["groups"]
-        kernel = weight.shape[2:]
-        dims = len(kernel)
+        weight, kernel, dims = _weight(operation)
+        stride, padding, dilation, groups = operation.options.values()
         spans = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
         if padding == "same":
             before = [s // 2 for s in spans]
@@ -122,27 +138,13 @@ class TransposedConvolutionRule:
         groups: int = 1,
         dilation: Any = 1,
     ) -> Operation | None:
-        dims = weight.dim() - 2
-        if input.dim() != dims + 2:
-            return None
-        parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        options = {
-            "stride": _tuple(stride, dims),
-            "padding": _tuple(padding, dims),
-            "dilation": _tuple(dilation, dims),
-            "groups": groups,
-        }
-        return Operation(input, parameters, options)
+        return _operation(input, weight, bias, stride, padding, dilation, groups)
 
     def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
-        weight = operation.parameters["weight"]
-        stride, dilation = operation.options["stride"], operation.options["dilation"]
-        padding, groups = operation.options["padding"], operation.options["groups"]
-        kernel = weight.shape[2:]
-        dims = len(kernel)
+        weight, kernel, dims = _weight(operation)
+        stride, padding, dilation, groups = operation.options.values()
         counts = x.shape[-dims:]
-        # Input pixel p reaches output pixels p·stride + k·dilation − padding; pad g to hold them
-        # all.
+        # Input pixel p reaches output pixels p·stride + k·dilation − padding; g is padded to them.
         need = [
             (n - 1) * s + d * (k - 1) + 1
             for n, s, d, k in zip(counts, stride, dilation, kernel, strict=True)
