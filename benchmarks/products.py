@@ -215,8 +215,8 @@ def main() -> None:
         "operator may form the kernel matrix, which then serves its later products.",
         "Peak: rise of the process's resident set during one product; lingp's factors and every "
         "contender's right-hand sides were there before.",
-        "Error: Frobenius norm relative to dense Jacobians in float64. With ReLU in float32, a unit "
-        "within rounding of zero may be on here and off there, for every contender alike.",
+        "Error: Frobenius norm relative to dense Jacobians in float64. With ReLU in float32, a "
+        "unit within rounding of zero may be on here and off there, for every contender alike.",
         "",
         *notes,
     ]
