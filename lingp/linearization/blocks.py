@@ -205,27 +205,24 @@ class OuterBlock:
             matrix = matrix.reshape(fan_in, fan_out * width)
         else:
             matrix = matrix.reshape(fan_out, fan_in, width).transpose(0, 1).reshape(fan_in, -1)
-        shift = None if self.bias is None else v[self.bias.columns].reshape(-1)  # (O K,)
         for rows, a, g in self._row_pieces(width):
-            a = a.reshape(-1, fan_in)
-            t = a @ matrix if shift is None else torch.addmm(shift, a, matrix)  # (n S, O K)
+            t = a.reshape(-1, fan_in) @ matrix  # (n S, O K)
             out[rows] += g @ t.view(len(g), -1, width)
+        if self.bias is not None:
+            out += self.columns(self.bias) @ v[self.bias.columns]
 
     def add_t_matmul_(self, out: Tensor, u: Tensor) -> None:
         width, fan_in, fan_out = u.shape[2], self.fan_in, self.fan_out
         total = out.new_zeros(fan_in, fan_out * width)
-        shift = out.new_zeros(fan_out * width)
         for rows, a, g in self._row_pieces(width):
             z = (g.mT @ u[rows]).view(-1, fan_out * width)  # (n S, O K)
             total.addmm_(a.reshape(-1, fan_in).mT, z)
-            if self.bias is not None:
-                shift += z.sum(0)
         total = total.view(fan_in, fan_out, width)
         if not self.input_major:
             total = total.transpose(0, 1)
         out[self.weight.columns] += total.reshape(-1, width)
         if self.bias is not None:
-            out[self.bias.columns] += shift.view(fan_out, width)
+            out[self.bias.columns].addmm_(self.columns(self.bias).flatten(0, 1).mT, u.flatten(0, 1))
 
     def diagonal_blocks(self, slot: Slot) -> Tensor:
         if slot != self.weight:
