@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from torch import Tensor
+from typing_extensions import Self
 
 
 class CurvatureRoot(ABC):
@@ -95,14 +96,8 @@ class UniformRoot(CurvatureRoot):
 
 
 @dataclass(frozen=True)
-class DiagonalRoot(CurvatureRoot):
-    """R_n = diag(values_n): outputs are independent given f.
-
-    Attributes
-    ----------
-    values
-        (N x C); zero where a datum says nothing.
-    """
+class _StoredRoot(CurvatureRoot):
+    """Roots that store `values` for each datum, first axis the data, second the outputs."""
 
     values: Tensor
 
@@ -113,6 +108,26 @@ class DiagonalRoot(CurvatureRoot):
     @property
     def num_outputs(self) -> int:  # type: ignore[override]
         return self.values.shape[1]
+
+    def rows(self, index: slice) -> Self:
+        return type(self)(self.values[index])
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.values,)
+
+    def with_tensors(self, *tensors: Tensor) -> Self:
+        return type(self)(tensors[0])
+
+
+@dataclass(frozen=True)
+class DiagonalRoot(_StoredRoot):
+    """R_n = diag(values_n): outputs are independent given f.
+
+    Attributes
+    ----------
+    values
+        (N x C); zero where a datum says nothing.
+    """
 
     @property
     def rank(self) -> int:
@@ -124,22 +139,13 @@ class DiagonalRoot(CurvatureRoot):
     def t_apply(self, v: Tensor) -> Tensor:
         return self.values.unsqueeze(-1) * v
 
-    def rows(self, index: slice) -> DiagonalRoot:
-        return DiagonalRoot(self.values[index])
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.values,)
-
-    def with_tensors(self, *tensors: Tensor) -> DiagonalRoot:
-        return DiagonalRoot(tensors[0])
-
     def congruence(self, gram: Tensor) -> Tensor:
         values = self.values.reshape(-1)
         return values.unsqueeze(-1) * gram * values
 
 
 @dataclass(frozen=True)
-class DenseRoot(CurvatureRoot):
+class DenseRoot(_StoredRoot):
     """R_n = values_n, any C x K matrix (softmax, correlated noise, ...).
 
     Attributes
@@ -147,16 +153,6 @@ class DenseRoot(CurvatureRoot):
     values
         (N x C x K).
     """
-
-    values: Tensor
-
-    @property
-    def num_data(self) -> int:  # type: ignore[override]
-        return self.values.shape[0]
-
-    @property
-    def num_outputs(self) -> int:  # type: ignore[override]
-        return self.values.shape[1]
 
     @property
     def rank(self) -> int:
@@ -167,12 +163,3 @@ class DenseRoot(CurvatureRoot):
 
     def t_apply(self, v: Tensor) -> Tensor:
         return self.values.mT @ v
-
-    def rows(self, index: slice) -> DenseRoot:
-        return DenseRoot(self.values[index])
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.values,)
-
-    def with_tensors(self, *tensors: Tensor) -> DenseRoot:
-        return DenseRoot(tensors[0])
