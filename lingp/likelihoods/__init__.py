@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lingp.likelihoods.base import Likelihood
+from lingp.likelihoods.base import Likelihood, QuadraticLikelihood
 from lingp.likelihoods.gaussian import Gaussian
-from lingp.likelihoods.predictive import GaussianPredictive, Predictive
+from lingp.likelihoods.predictives import GaussianPredictive, Predictive
 from lingp.likelihoods.roots import CurvatureRoot, DenseRoot, DiagonalRoot, UniformRoot
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "GaussianPredictive",
     "Likelihood",
     "Predictive",
+    "QuadraticLikelihood",
     "UniformRoot",
     "as_likelihood",
 ]

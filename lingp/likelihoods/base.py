@@ -1,26 +1,38 @@
-"""What inference needs to know of a likelihood."""
+"""What inference and predictions need to know of a likelihood."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
 
 import gpytorch
 import torch
+from gpytorch.constraints import Interval, Positive
 from torch import Tensor
 
-from lingp.likelihoods.predictive import Predictive
+from lingp.likelihoods.predictives import Predictive
 from lingp.likelihoods.roots import CurvatureRoot
 
 
 class Likelihood(gpytorch.Module, ABC):
     """p(y | f) for one datum with C latent outputs f, independent over data.
 
-    residual        r = ∇_f log p(y | f)                                  (N x C)
-    curvature root  R Rᵀ = Λ = -∇²_f log p(y | f), or its GGN form (N x C x K)
+        residual        r = ∇_f log p(y | f)                                  (N x C)
+        curvature root  R Rᵀ = Λ = -∇²_f log p(y | f), or its GGN form        (N x C x K)
 
-    Latent outputs are always flat, `f` (N x C); `check_targets` brings targets into the form that
-    the other methods take. Every method is differentiable in the hyperparameters.
+    Latent outputs are flat, f (... x N x C): leading dimensions are draws or quadrature nodes.
+    `check_targets` brings targets into the form the other methods take, floating (N x T), or
+    (N x T x 2) for a likelihood with a known quantity per target (noise variance, number of trials,
+    exposure). NaN stands for a target that was not observed: it adds nothing to log_prob, and its
+    residual and curvature are zero. Every method is differentiable in the hyperparameters.
     """
+
+    methods: ClassVar[tuple[str, ...]]
+    """The ways `predictive` can be computed; the first is the default."""
+
+    allows_missing: ClassVar[bool] = False
+    """Whether NaN targets are accepted, as not observed."""
 
     @abstractmethod
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -36,24 +48,55 @@ class Likelihood(gpytorch.Module, ABC):
             The dtype of the latent outputs.
         """
 
+    def target_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of one datum's targets."""
+        return output_shape
+
+    def moment_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the predictive mean and variance of one datum."""
+        return self.target_shape(output_shape)
+
     @abstractmethod
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
-        """log p(y_n | f_n) for each datum, (N,)."""
+        """log p(y_n | f_n) for each datum, (... x N)."""
 
     @abstractmethod
     def residual(self, y: Tensor, f: Tensor) -> Tensor:
-        """r = ∇_f log p(y | f), (N x C)."""
+        """r = ∇_f log p(y | f), (... x N x C)."""
 
     @abstractmethod
     def curvature_root(self, y: Tensor, f: Tensor) -> CurvatureRoot:
-        """R with R Rᵀ = Λ at f."""
+        """R with R Rᵀ = Λ at f (N x C)."""
 
     @abstractmethod
-    def whitened_residual(self, y: Tensor, f: Tensor) -> Tensor:
-        """z with R z = r, (N x K): for a Gaussian, the residual in noise standard deviations."""
+    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+        """E[y | f], (... x N x M)."""
 
     @abstractmethod
-    def predictive(self, mean: Tensor, covariance: Tensor) -> Predictive:
+    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+        """Var[y | f], (... x N x M)."""
+
+    @abstractmethod
+    def sample(
+        self,
+        f: Tensor,
+        known: Tensor | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """One draw of y given each f, (... x N x T)."""
+
+    @abstractmethod
+    def predictive(
+        self,
+        mean: Tensor,
+        covariance: Tensor,
+        method: str | None = None,
+        *,
+        known: Tensor | None = None,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Predictive:
         """p(y) = E p(y | f) under f_n ~ N(mean_n, covariance_n).
 
         Parameters
@@ -62,26 +105,89 @@ class Likelihood(gpytorch.Module, ABC):
             (N x C).
         covariance
             (N x C x C).
+        method
+            One of `methods`; the first by default.
+        known
+            The known quantity of each target to predict, (N x T), for likelihoods that have one.
+        num_samples, generator
+            For methods that draw.
         """
 
+    def check_method(self, method: str | None) -> str:
+        """The predictive method to use, or an error that names the known ones."""
+        if method is None:
+            return self.methods[0]
+        if method not in self.methods:
+            names = ", ".join(repr(name) for name in self.methods)
+            raise ValueError(f"method: {type(self).__name__} predicts by {names}, got {method!r}")
+        return method
 
-def flatten_targets(y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Targets of exactly the outputs' shape, as (N x C) in `dtype`.
+    def register_positive(
+        self,
+        name: str,
+        value: float | Sequence[float] | Tensor,
+        constraint: Interval | None = None,
+        *,
+        requires_grad: bool = True,
+    ) -> None:
+        """Make the hyperparameter `raw_<name>`, float64, positive through `exp` by default.
 
-    (N,) and (N, 1) stand for each other; nothing is ever broadcast.
-    """
-    if y.dim() == 0:
-        raise ValueError("y: expected one target per row of X, got a single number")
-    shape = tuple(y.shape[1:])
-    if shape != output_shape and {shape, output_shape} != {(), (1,)}:
+        Parameters
+        ----------
+        name
+            A property that calls `positive(name)` and `set_positive(name, value)` goes with it.
+        value
+            Initial value: a number, or a 1-D sequence.
+        constraint
+            Another GPyTorch constraint.
+        requires_grad
+            Whether hyperparameter optimisation moves it.
+        """
+        initial = as_positive(name, value)
+        constraint = constraint or Positive(transform=torch.exp, inv_transform=torch.log)
+        parameter = torch.nn.Parameter(torch.zeros_like(initial), requires_grad=requires_grad)
+        self.register_parameter(f"raw_{name}", parameter)
+        self.register_constraint(f"raw_{name}", constraint)
+        if constraint.initial_value is None:
+            raw = constraint.inverse_transform(initial)
+            if not bool(torch.isfinite(raw).all()):
+                raise ValueError(f"{name}: {initial.tolist()} lies outside {constraint}")
+            self.initialize(**{f"raw_{name}": raw})
+
+    def positive(self, name: str) -> Tensor:
+        """The value of a hyperparameter made by `register_positive`."""
+        constraint = getattr(self, f"raw_{name}_constraint")
+        value: Tensor = constraint.transform(getattr(self, f"raw_{name}"))
+        return value
+
+    def set_positive(self, name: str, value: float | Sequence[float] | Tensor) -> None:
+        """Set a hyperparameter made by `register_positive`."""
+        raw = getattr(self, f"raw_{name}")
+        checked = as_positive(name, value).to(raw).expand_as(raw)
+        constraint = getattr(self, f"raw_{name}_constraint")
+        self.initialize(**{f"raw_{name}": constraint.inverse_transform(checked)})
+
+
+class QuadraticLikelihood(Likelihood):
+    """A likelihood whose log p(y | f) is quadratic in f: one linear solve is the posterior mean."""
+
+    @abstractmethod
+    def whitened_residual(self, y: Tensor, f: Tensor) -> Tensor:
+        """z with R z = r, (N x K): for a Gaussian, the residual in noise standard deviations."""
+
+
+def as_positive(name: str, value: float | Sequence[float] | Tensor) -> Tensor:
+    """A positive number or 1-D sequence as float64, or an error that names it."""
+    try:
+        tensor = torch.as_tensor(value, dtype=torch.float64).detach().clone()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"{name}: expected a number or a sequence of numbers, got {type(value).__name__}"
+        ) from error
+    if tensor.dim() > 1:
         raise ValueError(
-            f"y: has shape {_with_rows(shape)}, but the network's output has shape "
-            f"{_with_rows(output_shape)}; give targets of the output's shape"
+            f"{name}: expected a number or one value per output (C,), got {tuple(tensor.shape)}"
         )
-    if y.is_complex():
-        raise TypeError(f"y: expected real targets, got {y.dtype}")
-    return y.reshape(y.shape[0], -1).to(dtype)
-
-
-def _with_rows(shape: tuple[int, ...]) -> str:
-    return f"(N, {', '.join(map(str, shape))})" if shape else "(N,)"
+    if not bool((torch.isfinite(tensor) & (tensor > 0)).all()):
+        raise ValueError(f"{name}: expected finite positive numbers, got {tensor.tolist()}")
+    return tensor

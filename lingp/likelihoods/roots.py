@@ -46,6 +46,10 @@ class CurvatureRoot(ABC):
     def with_tensors(self, *tensors: Tensor) -> CurvatureRoot:
         """The same kind of root with other values."""
 
+    @abstractmethod
+    def weighted(self, weights: Tensor) -> CurvatureRoot:
+        """The root of w_n Λ_n, for one weight w_n >= 0 per datum, (N,)."""
+
     def detach(self) -> CurvatureRoot:
         """The root cut from the graph of the likelihood's hyperparameters."""
         return self.with_tensors(*(t.detach() for t in self.tensors()))
@@ -91,6 +95,10 @@ class UniformRoot(CurvatureRoot):
     def with_tensors(self, *tensors: Tensor) -> UniformRoot:
         return UniformRoot(tensors[0], self.num_data, self.num_outputs)
 
+    def weighted(self, weights: Tensor) -> DiagonalRoot:
+        values = self.scale * weights.sqrt().unsqueeze(-1)
+        return DiagonalRoot(values.expand(-1, self.num_outputs))
+
     def congruence(self, gram: Tensor) -> Tensor:
         return self.scale.square() * gram
 
@@ -117,6 +125,10 @@ class _StoredRoot(CurvatureRoot):
 
     def with_tensors(self, *tensors: Tensor) -> Self:
         return type(self)(tensors[0])
+
+    def weighted(self, weights: Tensor) -> Self:
+        shape = (-1,) + (1,) * (self.values.dim() - 1)
+        return type(self)(weights.sqrt().reshape(shape) * self.values)
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ def test_targets_of_the_outputs_shape_are_flattened(target_shape, output_shape):
     ],
 )
 def test_targets_are_never_broadcast(target_shape, output_shape):
-    with pytest.raises(ValueError, match=r"y: has shape \(N, ?\d?.*network's output has shape"):
+    with pytest.raises(ValueError, match=r"y: has shape \(N, ?\d?.*network's output asks for"):
         Gaussian().check_targets(torch.ones(target_shape), output_shape, torch.float64)
 
 

@@ -179,7 +179,7 @@ def test_wrong_data_is_named(net, data, arguments, error, message):
 def test_targets_are_never_broadcast(data):
     x, y = data
     net = nn.Linear(2, 3).double()
-    with pytest.raises(ValueError, match=r"y: has shape \(N, 1\).*output has shape \(N, 3\)"):
+    with pytest.raises(ValueError, match=r"y: has shape \(N, 1\).*output asks for \(N, 3\)"):
         LinearizedGP(net).fit(x, y)
 
 

@@ -1,49 +1,14 @@
-"""Predictive distributions of targets, one datum at a time."""
+"""The normal predictive of Gaussian noise."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-
-class Predictive(ABC):
-    """p(y_n) for each of N data; variance = epistemic (of f) + aleatoric (of y given f)."""
-
-    @property
-    @abstractmethod
-    def mean(self) -> Tensor:
-        """E y, (N x C)."""
-
-    @property
-    @abstractmethod
-    def epistemic_variance(self) -> Tensor:
-        """Var E[y | f], (N x C)."""
-
-    @property
-    @abstractmethod
-    def aleatoric_variance(self) -> Tensor:
-        """E Var[y | f], (N x C)."""
-
-    @property
-    def variance(self) -> Tensor:
-        """Var y, (N x C)."""
-        return self.epistemic_variance + self.aleatoric_variance
-
-    @abstractmethod
-    def log_prob(self, y: Tensor) -> Tensor:
-        """log p(y_n), jointly over the outputs of a datum, (N,)."""
-
-    @abstractmethod
-    def interval(self, level: float) -> tuple[Tensor, Tensor]:
-        """Central interval that holds each y with probability `level`: lower, upper (N x C)."""
-
-    @abstractmethod
-    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draws of y, independent over data, (num_samples x N x C)."""
+from lingp.likelihoods.predictives.base import Predictive
 
 
 @dataclass(frozen=True)

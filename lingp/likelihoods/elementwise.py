@@ -1,0 +1,82 @@
+"""Likelihoods whose targets each depend on one latent output alone."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from lingp.likelihoods.base import Likelihood
+from lingp.likelihoods.predictives import LatentMixture, Predictive
+from lingp.likelihoods.roots import CurvatureRoot, DiagonalRoot
+from lingp.likelihoods.targets import split_missing
+
+
+class ElementwiseLikelihood(Likelihood):
+    """log p(y | f) = Σ_c log p(y_c | f_c): R is diagonal, T = C.
+
+    Subclasses write the scalar functions; missing targets are handled here. Where `has_known`,
+    targets are (N x C x 2): the value and its known quantity (number of trials, exposure).
+    """
+
+    methods = ("quadrature", "monte_carlo")
+    allows_missing = True
+
+    has_known: ClassVar[bool] = False
+    """Whether targets come with a known quantity."""
+
+    @abstractmethod
+    def log_prob_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+        """log p(y_c | f_c), elementwise over broadcast arguments; y is never NaN."""
+
+    @abstractmethod
+    def residual_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+        """d/df_c log p(y_c | f_c), elementwise."""
+
+    @abstractmethod
+    def root_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+        """The square root of Λ_c >= 0, elementwise, in a form that doesn't over- or underflow."""
+
+    def split_known(self, y: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Values without NaN, their known quantities and where values were observed, (N x C)."""
+        known = None
+        if self.has_known:
+            y, known = y.unbind(-1)
+            known = torch.where(known.isnan(), 1.0, known)
+        values, observed = split_missing(y, self.filler)
+        return values, known, observed
+
+    filler: ClassVar[float] = 0.0
+    """A valid target, put where targets are missing."""
+
+    def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
+        values, known, observed = self.split_known(y)
+        return (observed * self.log_prob_each(values, f, known)).sum(-1)
+
+    def residual(self, y: Tensor, f: Tensor) -> Tensor:
+        values, known, observed = self.split_known(y)
+        return observed * self.residual_each(values, f, known)
+
+    def curvature_root(self, y: Tensor, f: Tensor) -> CurvatureRoot:
+        values, known, observed = self.split_known(y)
+        return DiagonalRoot(observed * self.root_each(values, f, known))
+
+    def predictive(
+        self,
+        mean: Tensor,
+        covariance: Tensor,
+        method: str | None = None,
+        *,
+        known: Tensor | None = None,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Predictive:
+        method = self.check_method(method)
+        scale = torch.linalg.cholesky(covariance)
+        shape = (num_samples or 1000, *mean.shape, 1)
+        normal = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
+        nodes = mean + (scale @ normal).squeeze(-1)
+        log_weights = torch.full_like(nodes[:, :1, 0], -len(nodes)).log_softmax(0)
+        return LatentMixture(self, nodes, log_weights, known)

@@ -1,0 +1,85 @@
+"""Checks of targets that likelihoods share: shape, dtype, range."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def flatten_targets(
+    y: Tensor,
+    target_shape: tuple[int, ...],
+    dtype: torch.dtype,
+    *,
+    allow_missing: bool = False,
+    name: str = "y",
+) -> Tensor:
+    """Targets of exactly the expected shape, as (N x T) in `dtype`.
+
+    (N,) and (N, 1) stand for each other; nothing is ever broadcast.
+
+    Parameters
+    ----------
+    y
+        Targets, first axis the data.
+    target_shape
+        Shape of one datum's targets.
+    dtype
+        Of the result.
+    allow_missing
+        Whether NaN is accepted.
+    name
+        What to call the targets in errors.
+    """
+    if y.dim() == 0:
+        raise ValueError(f"{name}: expected one target per row of X, got a single number")
+    shape = tuple(y.shape[1:])
+    if shape != target_shape and {shape, target_shape} != {(), (1,)}:
+        raise ValueError(
+            f"{name}: has shape {with_rows(shape)}, but the network's output asks for "
+            f"{with_rows(target_shape)}; give targets of that shape"
+        )
+    if y.is_complex():
+        raise TypeError(f"{name}: expected real targets, got {y.dtype}")
+    flat = y.reshape(y.shape[0], -1).to(dtype)
+    if not allow_missing and bool(flat.isnan().any()):
+        raise ValueError(f"{name}: has missing (NaN) targets, which this likelihood can't use")
+    return flat
+
+
+def split_missing(y: Tensor, fill: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Targets with NaN replaced, and where they were observed.
+
+    Replaced before any arithmetic: a NaN that is only masked afterwards still reaches gradients.
+    """
+    missing = y.isnan()
+    return torch.where(missing, fill, y), ~missing
+
+
+def with_rows(shape: tuple[int, ...]) -> str:
+    """A datum's shape as the shape of N data."""
+    return f"(N, {', '.join(map(str, shape))})" if shape else "(N,)"
+
+
+def check_values(y: Tensor, valid: Tensor, expected: str, name: str = "y") -> None:
+    """Raise, naming the first offender, unless every observed target is valid.
+
+    Parameters
+    ----------
+    y
+        Targets (N x ...), NaN where missing.
+    valid
+        Boolean, of y's shape.
+    expected
+        What valid targets are, e.g. "counts 0, 1, 2, ...".
+    name
+        What to call the targets in errors.
+    """
+    bad = ~(valid | y.isnan())
+    if bool(bad.any()):
+        row = int(bad.reshape(len(bad), -1).any(1).nonzero()[0])
+        value = y[row][bad[row]].reshape(-1)[0].item()
+        raise ValueError(
+            f"{name}: expected {expected}, got {value:g} in row {row} "
+            f"({int(bad.sum())} such values)"
+        )

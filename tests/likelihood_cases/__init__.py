@@ -1,0 +1,9 @@
+"""The shared table of likelihoods: every test of a property of all likelihoods runs over it."""
+
+from likelihood_cases.case import LikelihoodCase
+from likelihood_cases.gaussian import CASES as GAUSSIAN
+
+CASES: list[LikelihoodCase] = [*GAUSSIAN]
+NAMES = [case.name for case in CASES]
+
+__all__ = ["CASES", "NAMES", "LikelihoodCase"]
