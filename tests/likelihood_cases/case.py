@@ -34,6 +34,8 @@ class LikelihoodCase:
         Standard deviation of the random latent outputs.
     missing
         Whether NaN targets are allowed.
+    with_moments
+        Whether the likelihood knows its moments (a user's bare log_prob does not).
     """
 
     name: str
@@ -44,6 +46,7 @@ class LikelihoodCase:
     extremes: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     scale: float = 1.0
     missing: bool = False
+    with_moments: bool = True
 
     @property
     def num_outputs(self) -> int:

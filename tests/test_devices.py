@@ -1,0 +1,97 @@
+"""The same numbers on a GPU as on the CPU, for every network and every likelihood."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from cases import CASES as NETWORKS
+from cases import names
+from likelihood_cases import CASES as LIKELIHOODS
+from likelihood_cases import NAMES
+from torch import nn
+
+import lingp
+from lingp.linearization.inputs import map_inputs
+from lingp.operators import gram
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+# Both devices round in float64; they add in different orders, and Cholesky factors amplify that by
+# the condition number, which these small cases keep below 1e6.
+TIGHT = {"rtol": 1e-9, "atol": 1e-10}
+
+
+def close(actual, expected, **tolerance):
+    torch.testing.assert_close(actual.detach().cpu(), expected.detach(), **(tolerance or TIGHT))
+
+
+@pytest.mark.parametrize("name", names())
+def test_kernel_of_every_network(name):
+    case = NETWORKS[name]
+    net, x = case.network(torch.float64), case.inputs(4, torch.float64)
+    outputs, factors = lingp.LinearizedNetwork(net, dtype=torch.float64).factors(x)
+    moved = lingp.LinearizedNetwork(copy.deepcopy(net).cuda(), dtype=torch.float64)
+    found, found_factors = moved.factors(map_inputs(lambda t: t.cuda(), x))
+    assert found.device.type == "cuda"
+    close(found, outputs)
+    expected = gram(factors)
+    scale = float(expected.abs().max())
+    close(gram(found_factors), expected, rtol=1e-9, atol=1e-11 * max(1.0, scale))
+
+
+def network(num_outputs):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(num_outputs)
+        return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, num_outputs)).double()
+
+
+def fitted(case, device, space, mean):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(10, 3, generator=generator).double()
+    y = case.targets(generator, 10)
+    net = network(case.num_outputs)
+    if case.output_shape == ():
+        net = nn.Sequential(net, nn.Flatten(0))
+    gp = lingp.LinearizedGP(
+        net.to(device), case.make(), prior=lingp.priors.Layerwise(2.0), inference=space, mean=mean
+    )
+    return gp.fit(x.to(device), y.to(device), progress=False), x.to(device), y.to(device)
+
+
+@pytest.mark.parametrize("mean", ["network", "refit"])
+@pytest.mark.parametrize("space", ["weight_space", "function_space"])
+@pytest.mark.parametrize("case", LIKELIHOODS, ids=NAMES)
+def test_evidence_and_predictions_of_every_likelihood(case, space, mean):
+    results = {}
+    for device in ("cpu", "cuda"):
+        gp, x, y = fitted(case, device, space, mean)
+        evidence = gp.log_marginal_likelihood()
+        parameters = [p for _, p in gp.named_hyperparameters() if p.requires_grad]
+        gradients = torch.autograd.grad(evidence, parameters, allow_unused=True)
+        posterior = gp.posterior(x)
+        results[device] = [
+            evidence,
+            *(g for g in gradients if g is not None),
+            posterior.mean,
+            posterior.covariance_matrix,
+        ]
+        if case.with_moments:
+            prediction = gp.predict(x)
+            results[device] += [prediction.mean, prediction.variance, prediction.log_prob(y)]
+    for found, expected in zip(results["cuda"], results["cpu"], strict=True):
+        close(found, expected, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_draws_and_tuning_stay_on_the_device(dtype):
+    generator = torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(40, 3, device="cuda")
+    gp = lingp.LinearizedGP(network(2).cuda(), dtype=dtype).fit(x, x[:, :2].sin(), progress=False)
+    gp.optimize_hyperparameters()
+    draws = gp.sample(x, 3, generator=generator)
+    again = gp.sample(x, 3, generator=torch.Generator("cuda").manual_seed(0))
+    assert draws.device.type == "cuda"
+    assert draws.dtype == dtype
+    assert torch.equal(draws, again)
