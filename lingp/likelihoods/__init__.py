@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lingp.likelihoods.base import Likelihood, QuadraticLikelihood
+from lingp.likelihoods.bernoulli import Bernoulli
+from lingp.likelihoods.categorical import Categorical
 from lingp.likelihoods.gaussian import Gaussian
+from lingp.likelihoods.heteroscedastic import Heteroscedastic
 from lingp.likelihoods.predictives import GaussianPredictive, Predictive
 from lingp.likelihoods.roots import CurvatureRoot, DenseRoot, DiagonalRoot, UniformRoot
 
 __all__ = [
+    "Bernoulli",
+    "Categorical",
     "CurvatureRoot",
     "DenseRoot",
     "DiagonalRoot",
     "Gaussian",
     "GaussianPredictive",
+    "Heteroscedastic",
     "Likelihood",
     "Predictive",
     "QuadraticLikelihood",
@@ -22,7 +28,12 @@ __all__ = [
     "as_likelihood",
 ]
 
-_BY_NAME: dict[str, Callable[[], Likelihood]] = {"gaussian": Gaussian}
+_BY_NAME: dict[str, Callable[[], Likelihood]] = {
+    "gaussian": Gaussian,
+    "categorical": Categorical,
+    "bernoulli": Bernoulli,
+    "heteroscedastic": Heteroscedastic,
+}
 
 
 def as_likelihood(likelihood: Likelihood | str) -> Likelihood:

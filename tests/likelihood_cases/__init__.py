@@ -1,9 +1,11 @@
 """The shared table of likelihoods: every test of a property of all likelihoods runs over it."""
 
 from likelihood_cases.case import LikelihoodCase
+from likelihood_cases.classification import CASES as CLASSIFICATION
+from likelihood_cases.continuous import CASES as CONTINUOUS
 from likelihood_cases.gaussian import CASES as GAUSSIAN
 
-CASES: list[LikelihoodCase] = [*GAUSSIAN]
+CASES: list[LikelihoodCase] = [*GAUSSIAN, *CLASSIFICATION, *CONTINUOUS]
 NAMES = [case.name for case in CASES]
 
 __all__ = ["CASES", "NAMES", "LikelihoodCase"]

@@ -1,0 +1,147 @@
+"""Gaussian noise whose variance the network gives too, by natural parameters."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from lingp.likelihoods.base import Likelihood
+from lingp.likelihoods.predictives import LatentMixture, Predictive
+from lingp.likelihoods.roots import CurvatureRoot, DenseRoot
+from lingp.likelihoods.targets import flatten_targets, split_missing
+
+_LINKS = ("softplus", "exp")
+_LOWEST = -40.0
+_HIGHEST = {"softplus": math.exp(40.0), "exp": 40.0}
+
+
+class Heteroscedastic(Likelihood):
+    """y ~ N(μ, σ²) with natural parameters η₁ = f₁ = μ / σ² and η₂ = -½ g(f₂) = -1 / (2σ²).
+
+        log p = -½ log 2π + η₁ y + η₂ y² + η₁² / (4 η₂) + ½ log(-2 η₂)
+              = -½ log 2π + ½ log g - ½ z²,          z = √g (y - μ),  μ = f₁ / g,  σ² = 1 / g
+        r     = ( y - μ,  ½ (g'/g) (1 - z √g (y + μ)) )
+        Λ     = (dη/df)ᵀ [ σ²     2μσ²         ] (dη/df),        dη/df = diag(1, -½ g')
+                         [ 2μσ²   4μ²σ² + 2σ⁴  ]
+        R     = columns (σ, -g' μ σ), (0, (g'/g) / √2)
+
+    Λ is the Hessian in η carried to f: the GGN, and also the Fisher information.
+
+    The network has 2T outputs for T targets: the first T are f₁, the last T are f₂, as
+    `net(x).chunk(2, -1)` gives them.
+
+    f₂ is taken as -40 below -40, and g as e⁴⁰ above e⁴⁰, so that σ stays between 2e-9 and 5e8 and
+    nothing overflows, in float32 too. Out there f₂ has no gradient and no curvature.
+
+    Parameters
+    ----------
+    link
+        The function g > 0: "softplus", which grows linearly, or "exp".
+
+    References
+    ----------
+    Le, Smola and Canu, "Heteroscedastic Gaussian process regression", ICML 2005, section 3.
+    Immer, Palumbo, Marx and Vogt, "Effective Bayesian heteroscedastic regression with deep neural
+    networks", NeurIPS 2023, equations 3 to 6.
+    """
+
+    methods = ("monte_carlo",)
+    allows_missing = True
+
+    def __init__(self, link: Literal["softplus", "exp"] = "softplus") -> None:
+        super().__init__()
+        if link not in _LINKS:
+            raise ValueError(f'link: expected "softplus" or "exp", got {link!r}')
+        self.link = link
+
+    def target_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
+        if len(output_shape) != 1 or output_shape[0] % 2 or output_shape[0] == 0:
+            raise ValueError(
+                f"net: Heteroscedastic needs outputs (2T,) for T targets, the T values f₁ and then "
+                f"the T values f₂; the network's output has shape {output_shape} for one datum; "
+                "give its last layer twice as many units as there are targets"
+            )
+        return (output_shape[0] // 2,)
+
+    def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return flatten_targets(y, self.target_shape(output_shape), dtype, allow_missing=True)
+
+    def precision(self, f2: Tensor) -> Tensor:
+        """g(f₂) = 1 / σ², elementwise."""
+        f2 = f2.clamp(_LOWEST, _HIGHEST[self.link])
+        # torch's own threshold of 20 is off by 1e-10
+        return f2.exp() if self.link == "exp" else softplus(f2, threshold=50.0)
+
+    def relative_slope(self, f2: Tensor) -> Tensor:
+        """g'(f₂) / g(f₂), elementwise, at most 1."""
+        inside = (f2 >= _LOWEST) & (f2 <= _HIGHEST[self.link])
+        if self.link == "exp":
+            return inside.to(f2)
+        return inside * f2.clamp(min=_LOWEST).sigmoid() / self.precision(f2)
+
+    def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
+        (y, observed), (f1, f2) = split_missing(y), f.chunk(2, -1)
+        g = self.precision(f2)
+        terms = g * (y - f1 / g).square() - g.log() + math.log(2 * math.pi)
+        return -0.5 * (observed * terms).sum(-1)
+
+    def residual(self, y: Tensor, f: Tensor) -> Tensor:
+        (y, observed), (f1, f2) = split_missing(y), f.chunk(2, -1)
+        g = self.precision(f2)
+        mean = f1 / g
+        r1 = y - mean
+        r2 = 0.5 * self.relative_slope(f2) * (1 - g * r1 * (y + mean))
+        return torch.cat([observed * r1, observed * r2], -1)
+
+    def curvature_root(self, y: Tensor, f: Tensor) -> CurvatureRoot:
+        observed, (f1, f2) = ~y.isnan(), f.chunk(2, -1)
+        sigma, slope = self.precision(f2).rsqrt(), self.relative_slope(f2)
+        first = torch.diag_embed(observed * sigma)  # (N, T, T)
+        cross = torch.diag_embed(-(observed * slope * f1 * sigma))
+        second = torch.diag_embed(observed * slope / math.sqrt(2))
+        upper = torch.cat([first, torch.zeros_like(first)], -1)
+        return DenseRoot(torch.cat([upper, torch.cat([cross, second], -1)], -2))
+
+    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+        f1, f2 = f.chunk(2, -1)
+        return f1 / self.precision(f2)
+
+    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+        return self.precision(f.chunk(2, -1)[1]).reciprocal()
+
+    def sample(
+        self,
+        f: Tensor,
+        known: Tensor | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        mean = self.conditional_mean(f)
+        normal = torch.randn(mean.shape, generator=generator, dtype=f.dtype, device=f.device)
+        return mean + self.conditional_variance(f).sqrt() * normal
+
+    def predictive(
+        self,
+        mean: Tensor,
+        covariance: Tensor,
+        method: str | None = None,
+        *,
+        known: Tensor | None = None,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Predictive:
+        self.check_method(method)
+        generator = generator or torch.Generator(mean.device).manual_seed(0)
+        scale = torch.linalg.cholesky(covariance)
+        shape = (num_samples or 1000, *mean.shape, 1)
+        normal = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
+        nodes = mean + (scale @ normal).squeeze(-1)
+        log_weights = torch.full_like(nodes[:, :1, 0], -math.log(len(nodes)))
+        return LatentMixture(self, nodes, log_weights)
+
+    def extra_repr(self) -> str:
+        return f"link={self.link!r}"
