@@ -56,6 +56,10 @@ class Likelihood(gpytorch.Module, ABC):
         """Shape of the predictive mean and variance of one datum."""
         return self.target_shape(output_shape)
 
+    def num_labels(self, output_shape: tuple[int, ...]) -> int | None:
+        """K where a datum's target is one class label 0 .. K-1, else None."""
+        return None
+
     @abstractmethod
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         """log p(y_n | f_n) for each datum, (... x N)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -23,6 +25,9 @@ class Bernoulli(ElementwiseLikelihood):
         flat = flatten_targets(y, output_shape, dtype, allow_missing=True)
         check_values(flat, (flat == 0) | (flat == 1), "labels 0 or 1")
         return flat
+
+    def num_labels(self, output_shape: tuple[int, ...]) -> int | None:
+        return 2 if math.prod(output_shape) == 1 else None
 
     def log_prob_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
         return logsigmoid((2 * y - 1) * f)

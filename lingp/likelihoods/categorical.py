@@ -79,6 +79,9 @@ class Categorical(Likelihood):
     def moment_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
         return output_shape
 
+    def num_labels(self, output_shape: tuple[int, ...]) -> int | None:
+        return output_shape[0] if len(output_shape) == 1 else None
+
     def _log_probs(self, f: Tensor) -> Tensor:
         """log p for each label, (... x N x L x K)."""
         return f.unflatten(-1, (-1, self.num_classes or f.shape[-1])).log_softmax(-1)
