@@ -6,14 +6,18 @@ from collections.abc import Callable
 
 from lingp.likelihoods.base import Likelihood, QuadraticLikelihood
 from lingp.likelihoods.bernoulli import Bernoulli
+from lingp.likelihoods.binomial import Binomial
 from lingp.likelihoods.categorical import Categorical
 from lingp.likelihoods.gaussian import Gaussian
 from lingp.likelihoods.heteroscedastic import Heteroscedastic
+from lingp.likelihoods.negative_binomial import NegativeBinomial
+from lingp.likelihoods.poisson import Poisson
 from lingp.likelihoods.predictives import GaussianPredictive, Predictive
 from lingp.likelihoods.roots import CurvatureRoot, DenseRoot, DiagonalRoot, UniformRoot
 
 __all__ = [
     "Bernoulli",
+    "Binomial",
     "Categorical",
     "CurvatureRoot",
     "DenseRoot",
@@ -22,6 +26,8 @@ __all__ = [
     "GaussianPredictive",
     "Heteroscedastic",
     "Likelihood",
+    "NegativeBinomial",
+    "Poisson",
     "Predictive",
     "QuadraticLikelihood",
     "UniformRoot",

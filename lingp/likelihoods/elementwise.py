@@ -24,7 +24,7 @@ class ElementwiseLikelihood(Likelihood):
     methods = ("quadrature", "monte_carlo")
     allows_missing = True
 
-    has_known: ClassVar[bool] = False
+    has_known: bool = False
     """Whether targets come with a known quantity."""
 
     @abstractmethod

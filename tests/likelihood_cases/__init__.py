@@ -3,9 +3,10 @@
 from likelihood_cases.case import LikelihoodCase
 from likelihood_cases.classification import CASES as CLASSIFICATION
 from likelihood_cases.continuous import CASES as CONTINUOUS
+from likelihood_cases.counts import CASES as COUNTS
 from likelihood_cases.gaussian import CASES as GAUSSIAN
 
-CASES: list[LikelihoodCase] = [*GAUSSIAN, *CLASSIFICATION, *CONTINUOUS]
+CASES: list[LikelihoodCase] = [*GAUSSIAN, *COUNTS, *CLASSIFICATION, *CONTINUOUS]
 NAMES = [case.name for case in CASES]
 
 __all__ = ["CASES", "NAMES", "LikelihoodCase"]

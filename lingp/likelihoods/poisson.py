@@ -1,0 +1,95 @@
+"""Counts with a log link, optionally with an exposure."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lingp.likelihoods.counts import (
+    MAX_LOG_RATE,
+    check_counts,
+    check_known,
+    continued_exp,
+    continued_exp_derivative,
+    flatten_pairs,
+    limited_exp,
+    log_factorial_excess,
+    sample_poisson,
+)
+from lingp.likelihoods.elementwise import ElementwiseLikelihood
+from lingp.likelihoods.targets import flatten_targets
+
+
+class Poisson(ElementwiseLikelihood):
+    """log p(y | f) = Σ_c [ y_c η_c - exp(η_c) - log y_c! ],   η = f + log exposure.
+
+    r = y - exp(η),   R = diag(exp(η / 2)).
+
+    Above η = 40 (rates past 2e17, where float64 no longer tells counts apart) exp(η) is continued
+    by its second-order expansion there: log_prob stays concave and finite for every finite f, and
+    residual and curvature stay its exact derivatives. Moments and draws use the rate exp(40) there.
+
+    Parameters
+    ----------
+    exposure
+        Whether targets are pairs (count, exposure) along a last axis of two: the time, area or
+        population a count was taken over, so that exp(f) is a rate per unit. At prediction
+        `known` is the exposure, one by default.
+    """
+
+    def __init__(self, *, exposure: bool = False) -> None:
+        super().__init__()
+        self.has_known = exposure
+
+    def target_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (*output_shape, 2) if self.has_known else output_shape
+
+    def moment_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return output_shape
+
+    def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if not self.has_known:
+            flat = flatten_targets(y, output_shape, dtype, allow_missing=True)
+            check_counts(flat)
+            return flat
+        pairs = flatten_pairs(y, output_shape, dtype, "(count, exposure)")
+        check_counts(pairs[..., 0])
+        exposure = pairs[..., 1]
+        valid = (exposure > 0) & exposure.isfinite()
+        check_known(pairs, valid, "a finite positive exposure beside every count")
+        return pairs
+
+    def log_prob_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+        eta = log_rate(f, known)
+        # around the count's own rate y: no large terms cancel
+        deviation = y * (eta - y.clamp(min=1.0).log()) - (continued_exp(eta) - y)
+        return deviation - log_factorial_excess(y).to(f)
+
+    def residual_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+        return y - continued_exp_derivative(log_rate(f, known))
+
+    def root_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+        return (0.5 * log_rate(f, known).clamp(max=MAX_LOG_RATE)).exp()
+
+    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+        return limited_exp(log_rate(f, known))
+
+    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+        return limited_exp(log_rate(f, known))
+
+    def sample(
+        self,
+        f: Tensor,
+        known: Tensor | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        return sample_poisson(limited_exp(log_rate(f, known)), generator)
+
+    def extra_repr(self) -> str:
+        return "exposure=True" if self.has_known else ""
+
+
+def log_rate(f: Tensor, exposure: Tensor | None) -> Tensor:
+    """η = f + log exposure."""
+    return f if exposure is None else f + exposure.log()
