@@ -38,7 +38,7 @@ class Contender:
     @torch.no_grad()
     def work(self) -> Tensor:
         training = TrainingSet.collect(
-            self._linearized, [(self._x, self._y)], keep_bytes=1 << 40, progress=False
+            self._linearized, [(self._x, self._y, None)], keep_bytes=1 << 40, progress=False
         )
         posterior = FunctionSpace(training, self._prior, softmax_root(training.outputs))
         _, factors = self._linearized.factors(self._test)

@@ -77,6 +77,10 @@ class FunctionSpace(Posterior):
         top, _ = self._reject(self.scale.new_zeros(len(self.scale), 1), z)
         return -top.squeeze(-1)
 
+    def precision_solve(self, b: Tensor) -> Tensor:
+        bottom = b.new_zeros(self.training.num_data, self.root.rank, b.shape[1])
+        return self._reject(b, bottom)[0]
+
     def _half(self, factors: Factors) -> Tensor:
         """L⁻¹ Rᵀ K(X, X*), (N·K x n·C)."""
         training = self.training

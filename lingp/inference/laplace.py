@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from lingp.inference.cache import ValueCache
+from lingp.inference.data_term import DataTerm
 from lingp.inference.posterior import InferenceMethod, Posterior
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot, Likelihood
 from lingp.priors import Prior
 
 Mean = Literal["network", "refit"]
+Sites = Literal["mean", "network"]
 
 
 @dataclasses.dataclass
@@ -43,7 +45,8 @@ class LinearizedLaplace:
     prior: Prior
     likelihood: Likelihood
     method: InferenceMethod
-    mean: Mean
+    mean: Mean = "network"
+    sites: Sites = "mean"
 
     def __post_init__(self) -> None:
         self._posterior: ValueCache[Posterior] = ValueCache()
@@ -56,9 +59,14 @@ class LinearizedLaplace:
                 "weights in `parameters`; give one number, or one value per weight"
             )
 
+    @property
+    def data_term(self) -> DataTerm:
+        """The likelihood of the training data."""
+        return DataTerm(self.likelihood, self.training.targets, self.training.weights)
+
     def curvature_root(self) -> CurvatureRoot:
         """R at the network's outputs."""
-        return self.likelihood.curvature_root(self.training.targets, self.training.outputs)
+        return self.data_term.curvature_root(self.training.outputs)
 
     def posterior(self) -> Posterior:
         """The posterior at the current hyperparameters, without a graph."""
@@ -92,7 +100,7 @@ class LinearizedLaplace:
         """
         training = self.training
         outputs = self.prior_outputs()
-        e = posterior.solve(self.likelihood.whitened_residual(training.targets, outputs))
+        e = posterior.solve(self.data_term.whitened_residual(outputs))
         moved = training.matmul((posterior.scale * e).unsqueeze(-1)).squeeze(-1)
         return e, outputs + moved
 
@@ -102,8 +110,7 @@ class LinearizedLaplace:
             return None
         with torch.no_grad():
             posterior = self.posterior()
-            targets, outputs = self.training.targets, self.prior_outputs()
-            z = self.likelihood.whitened_residual(targets, outputs)
+            z = self.data_term.whitened_residual(self.prior_outputs())
             key = (posterior.variances, *posterior.root.tensors(), self.prior.mean, z)
 
             def make() -> Tensor:
@@ -120,5 +127,5 @@ class LinearizedLaplace:
             e, outputs = self.prior_deviation() / posterior.scale, self.training.outputs
         else:
             e, outputs = self._refit(posterior)
-        log_likelihood = self.likelihood.log_prob(self.training.targets, outputs).sum()
+        log_likelihood = self.data_term.log_prob(outputs)
         return log_likelihood - 0.5 * e.square().sum() - 0.5 * posterior.log_determinant()

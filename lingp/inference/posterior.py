@@ -17,9 +17,9 @@ from lingp.priors import Prior
 class Posterior(ABC):
     """Posterior of whitened weights e: θ = mean + Σ0^{1/2} e, Cov e = (I + Φᵀ Φ)⁻¹.
 
-    Φ = Rᵀ J Σ0^{1/2} is the whitened Jacobian at the training data. `log_determinant` and `solve`
-    are differentiable in the prior's variances and in R when the posterior was made with grad mode
-    on; covariances and samples are plain values.
+    Φ = Rᵀ J Σ0^{1/2} is the whitened Jacobian at the training data. `log_determinant`, `solve` and
+    `precision_solve` are differentiable in the prior's variances and in R when the posterior was
+    made with grad mode on; covariances and samples are plain values.
 
     Parameters
     ----------
@@ -45,6 +45,10 @@ class Posterior(ABC):
     @abstractmethod
     def solve(self, z: Tensor) -> Tensor:
         """(I + Φᵀ Φ)⁻¹ Φᵀ z, (P,): the minimiser of |z - Φ e|^2 + |e|^2; z (N x K)."""
+
+    @abstractmethod
+    def precision_solve(self, b: Tensor) -> Tensor:
+        """(I + Φᵀ Φ)⁻¹ b, (P x S) -> (P x S)."""
 
     @abstractmethod
     def covariance(self, factors: Factors) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ DENSE_CHUNK_BYTES = 1 << 27
 
 
 class TrainingSet:
-    """Outputs f(x_n; θ*), targets and the Jacobian J (N·C x P), in batches.
+    """Outputs f(x_n; θ*), targets, weights and the Jacobian J (N·C x P), in batches.
 
     The factors of J are kept where memory allows; else each pass over J computes them again. What
     doesn't depend on hyperparameters is computed once: `unit_gram` J Jᵀ and `unit_ggn` Jᵀ J.
@@ -28,10 +29,14 @@ class TrainingSet:
         The network.
     inputs
         Batches of inputs; may be empty where factors are given.
-    outputs, targets
+    outputs
         Of all batches, (N x C).
+    targets
+        Of all batches, as the likelihood's `check_targets` gives them, first axis N.
     factors
         One per batch, or None to compute them whenever they are needed.
+    weights
+        How often each datum counts, (N,), finite and not negative; None: once each.
     factor_bytes
         Memory that the factors of all batches take together.
     chunk_bytes
@@ -48,6 +53,7 @@ class TrainingSet:
         targets: Tensor,
         factors: list[Factors] | None,
         *,
+        weights: Tensor | None = None,
         factor_bytes: int = 0,
         chunk_bytes: int = DENSE_CHUNK_BYTES,
         progress: bool = True,
@@ -56,6 +62,7 @@ class TrainingSet:
         self.inputs = inputs
         self.outputs = outputs
         self.targets = targets
+        self.weights = None if weights is None else _checked_weights(weights, outputs)
         self.factor_bytes = factor_bytes
         self.chunk_bytes = chunk_bytes
         self.progress = progress
@@ -67,19 +74,20 @@ class TrainingSet:
     def collect(
         cls,
         linearized: LinearizedNetwork,
-        batches: Iterable[tuple[Inputs, Tensor]],
+        batches: Iterable[tuple[Inputs, Tensor, Tensor | None]],
         *,
         keep_bytes: int,
         chunk_bytes: int = DENSE_CHUNK_BYTES,
         progress: bool = True,
     ) -> TrainingSet:
-        """Run the network over batches of (inputs, targets), targets flat (n x C) already.
+        """Run the network over batches of (inputs, checked targets, weights or None).
 
         Factors are kept while they fit in `keep_bytes`.
         """
-        inputs, outputs, targets, kept, rows, held = [], [], [], True, 0, 0
+        inputs, outputs, targets, weights = [], [], [], []
         factors: list[Factors] = []
-        for x, y in track(batches, "linearising", show=progress):
+        kept, rows, held = True, 0, 0
+        for x, y, w in track(batches, "linearising", show=progress):
             if kept:
                 f, batch_factors = linearized.factors(x)
                 factors.append(batch_factors)
@@ -92,17 +100,60 @@ class TrainingSet:
             inputs.append(x)
             outputs.append(f)
             targets.append(y)
-        num_data = sum(len(y) for y in targets)
+            weights.append(w)
+        stacked = torch.cat(outputs)
         return cls(
             linearized,
             [] if kept else inputs,
-            torch.cat(outputs),
+            stacked,
             torch.cat(targets),
             factors if kept else None,
-            factor_bytes=held * num_data // rows,
+            weights=_cat_weights(weights, [len(f) for f in outputs], stacked),
+            factor_bytes=held * len(stacked) // rows,
             chunk_bytes=chunk_bytes,
             progress=progress,
         )
+
+    def extended(self, batches: Iterable[tuple[Inputs, Tensor, Tensor | None]]) -> TrainingSet:
+        """These data and some more; nothing is computed again for the old ones.
+
+        Parameters
+        ----------
+        batches
+            As `collect` takes them. Factors of the new rows are kept if those of the old ones are.
+        """
+        new = TrainingSet.collect(
+            self.linearized,
+            batches,
+            keep_bytes=sys.maxsize if self.factors_kept else 0,
+            chunk_bytes=self.chunk_bytes,
+            progress=self.progress,
+        )
+        kept = None
+        if self._factors is not None and new._factors is not None:
+            kept = [self._factors, new._factors]
+        outputs = torch.cat([self.outputs, new.outputs])
+        joined = TrainingSet(
+            self.linearized,
+            [*self.inputs, *new.inputs] if kept is None else [],
+            outputs,
+            torch.cat([self.targets, new.targets]),
+            kept,
+            weights=_cat_weights(
+                [self.weights, new.weights], [self.num_data, new.num_data], outputs
+            ),
+            factor_bytes=self.factor_bytes + new.factor_bytes,
+            chunk_bytes=self.chunk_bytes,
+            progress=self.progress,
+        )
+        with torch.no_grad():
+            if self._unit_gram is not None and kept is not None:
+                cross = gram(new.factors(), self.factors())
+                upper = torch.cat([self._unit_gram, cross.mT], 1)
+                joined._unit_gram = torch.cat([upper, torch.cat([cross, new.unit_gram()], 1)])
+            if self._unit_ggn is not None:
+                joined._unit_ggn = self._unit_ggn + new.unit_ggn()
+        return joined
 
     @property
     def num_data(self) -> int:
@@ -187,6 +238,33 @@ class TrainingSet:
     def tracked_dense_chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """`dense_chunks` under a progress bar."""
         return track(self.dense_chunks(), "accumulating Jᵀ J", show=self.progress)
+
+
+def _checked_weights(weights: Tensor, outputs: Tensor) -> Tensor:
+    """Weights in the dtype and on the device of the outputs."""
+    if weights.shape != outputs.shape[:1]:
+        raise ValueError(
+            f"weights: expected one per datum, ({len(outputs)},), got {tuple(weights.shape)}"
+        )
+    if not bool((torch.isfinite(weights) & (weights >= 0)).all()):
+        raise ValueError(
+            "weights: expected finite numbers >= 0, got some that are negative, NaN or infinite"
+        )
+    return weights.to(outputs)
+
+
+def _cat_weights(
+    parts: Sequence[Tensor | None], sizes: Sequence[int], outputs: Tensor
+) -> Tensor | None:
+    """The weights of several batches, 1 where a batch has none; None if no batch has any."""
+    if all(part is None for part in parts):
+        return None
+    return torch.cat(
+        [
+            outputs.new_ones(size) if part is None else part.to(outputs)
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+    )
 
 
 class _Product(torch.autograd.Function):

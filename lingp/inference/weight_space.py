@@ -48,6 +48,11 @@ class WeightSpace(Posterior):
         gradient = self.whitened_t_product(z - self.whitened_product(e)) - e
         return (e + self.factorization.solve(gradient)).squeeze(-1)
 
+    def precision_solve(self, b: Tensor) -> Tensor:
+        e = self.factorization.solve(b)
+        rest = b - e - self.whitened_t_product(self.whitened_product(e))
+        return e + self.factorization.solve(rest)
+
     def _half(self, factors: Factors) -> Tensor:
         """L⁻¹ Φ*ᵀ, (P x n·C)."""
         rows = factors.jacobian().flatten(0, 1) * self.scale  # (n·C, P)

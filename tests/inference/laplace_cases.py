@@ -89,6 +89,8 @@ def make_laplace(
     dtype: torch.dtype = torch.float64,
     keep_bytes: int = 1 << 30,
     chunk_bytes: int = 1 << 27,
+    weights: Tensor | None = None,
+    sites: str = "mean",
 ) -> LinearizedLaplace:
     """Fit without the front door, in several batches."""
     linearized = LinearizedNetwork(net, dtype=dtype)
@@ -96,11 +98,12 @@ def make_laplace(
     if isinstance(prior, Layerwise):  # precisions that differ
         steps = torch.linspace(-0.5, 0.5, prior.num_parameter_tensors, dtype=torch.float64)
         prior.initialize(raw_precision=math.log(0.7) + steps)
-    batches = zip(x.split(5), y.to(dtype).split(5), strict=True)
+    pieces = [None] * len(x.split(5)) if weights is None else weights.split(5)
+    batches = zip(x.split(5), y.to(dtype).split(5), pieces, strict=True)
     training = TrainingSet.collect(
         linearized, batches, keep_bytes=keep_bytes, chunk_bytes=chunk_bytes, progress=False
     )
-    return LinearizedLaplace(training, prior, likelihood, SPACES[space], mean)
+    return LinearizedLaplace(training, prior, likelihood, SPACES[space], mean, sites)
 
 
 def dense_jacobian(net: nn.Module, x: Tensor) -> Tensor:

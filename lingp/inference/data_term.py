@@ -1,0 +1,83 @@
+"""The likelihood of all training data as a function of the latent outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lingp.likelihoods import CurvatureRoot, Likelihood, QuadraticLikelihood
+
+
+@dataclass(frozen=True)
+class DataTerm:
+    """Σ_n w_n log p(y_n | f_n) and its derivatives in f.
+
+    A weight w_n stands for w_n repetitions of a datum: it multiplies the log density, the residual
+    and the curvature Λ_n, so R_n by √w_n.
+
+    Attributes
+    ----------
+    likelihood
+        p(y | f).
+    targets
+        As the likelihood's `check_targets` gives them, first axis N.
+    weights
+        (N,), not negative; None: 1.
+    """
+
+    likelihood: Likelihood
+    targets: Tensor
+    weights: Tensor | None = None
+
+    def log_prob_rows(self, f: Tensor) -> Tensor:
+        """w_n log p(y_n | f_n), (... x N)."""
+        each = self.likelihood.log_prob(self.targets, f)
+        return each if self.weights is None else self.weights * each
+
+    def log_prob(self, f: Tensor) -> Tensor:
+        """Σ_n w_n log p(y_n | f_n), 0-d."""
+        return self.log_prob_rows(f).sum()
+
+    def residual(self, f: Tensor) -> Tensor:
+        """∇_f Σ_n w_n log p(y_n | f_n), (N x C)."""
+        each = self.likelihood.residual(self.targets, f)
+        return each if self.weights is None else self.weights.unsqueeze(-1) * each
+
+    def curvature_root(self, f: Tensor) -> CurvatureRoot:
+        """R with R_n R_nᵀ = w_n Λ_n."""
+        root = self.likelihood.curvature_root(self.targets, f)
+        return root if self.weights is None else root.weighted(self.weights)
+
+    @property
+    def is_quadratic(self) -> bool:
+        """Whether log p(y | f) is quadratic in f, so that R doesn't depend on f."""
+        return isinstance(self.likelihood, QuadraticLikelihood)
+
+    def whitened_residual(self, f: Tensor) -> Tensor:
+        """z with R z = r, (N x K); for quadratic likelihoods only."""
+        assert isinstance(self.likelihood, QuadraticLikelihood)
+        each = self.likelihood.whitened_residual(self.targets, f)
+        return each if self.weights is None else self.weights.sqrt().unsqueeze(-1) * each
+
+    @property
+    def num_observed(self) -> float:
+        """Σ_n w_n times the number of target values of datum n that aren't missing."""
+        # a third axis holds a known quantity of each target
+        values = self.targets if self.targets.dim() == 2 else self.targets[..., 0]
+        observed = (~values.isnan()).sum(-1).to(values.dtype)
+        return float(observed.sum() if self.weights is None else observed @ self.weights)
+
+    def hessian(self, f: Tensor) -> Callable[[Tensor], Tensor]:
+        """v -> (-∇²_f Σ_n w_n log p) v at f, (N x C): the true Hessian, not its GGN form."""
+        with torch.enable_grad():
+            leaf = f.detach().requires_grad_()
+            residual = self.residual(leaf)
+
+        def product(v: Tensor) -> Tensor:
+            (found,) = torch.autograd.grad(residual, leaf, -v, retain_graph=True)
+            return found
+
+        return product
