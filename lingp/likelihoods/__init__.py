@@ -11,9 +11,11 @@ from lingp.likelihoods.categorical import Categorical
 from lingp.likelihoods.gaussian import Gaussian
 from lingp.likelihoods.heteroscedastic import Heteroscedastic
 from lingp.likelihoods.negative_binomial import NegativeBinomial
+from lingp.likelihoods.ordinal import Ordinal
 from lingp.likelihoods.poisson import Poisson
 from lingp.likelihoods.predictives import GaussianPredictive, Predictive
 from lingp.likelihoods.roots import CurvatureRoot, DenseRoot, DiagonalRoot, UniformRoot
+from lingp.likelihoods.tempered import Tempered
 
 __all__ = [
     "Bernoulli",
@@ -27,9 +29,11 @@ __all__ = [
     "Heteroscedastic",
     "Likelihood",
     "NegativeBinomial",
+    "Ordinal",
     "Poisson",
     "Predictive",
     "QuadraticLikelihood",
+    "Tempered",
     "UniformRoot",
     "as_likelihood",
 ]

@@ -50,6 +50,10 @@ class CurvatureRoot(ABC):
     def weighted(self, weights: Tensor) -> CurvatureRoot:
         """The root of w_n Λ_n, for one weight w_n >= 0 per datum, (N,)."""
 
+    def scaled(self, factor: Tensor) -> CurvatureRoot:
+        """factor · R, for a 0-d tensor."""
+        return self.with_tensors(*(factor * t for t in self.tensors()))
+
     def detach(self) -> CurvatureRoot:
         """The root cut from the graph of the likelihood's hyperparameters."""
         return self.with_tensors(*(t.detach() for t in self.tensors()))

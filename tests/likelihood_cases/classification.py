@@ -5,11 +5,15 @@ from __future__ import annotations
 import torch
 
 from likelihood_cases.case import LikelihoodCase
-from lingp.likelihoods import Bernoulli, Categorical
+from lingp.likelihoods import Bernoulli, Categorical, Gaussian, Ordinal, Tempered
 
 
 def labels(num_classes, *shape):
     return lambda generator, n: torch.randint(num_classes, (n, *shape), generator=generator)
+
+
+def normal(*shape):
+    return lambda generator, n: torch.randn(n, *shape, generator=generator).double()
 
 
 def softmax_curvature(likelihood, y, f):
@@ -20,6 +24,16 @@ def softmax_curvature(likelihood, y, f):
 
 def logit_curvature(likelihood, y, f):
     return torch.diag_embed(torch.sigmoid(f) * torch.sigmoid(-f))
+
+
+def ordinal_curvature(likelihood, y, f):
+    """The variances of logistic noise at both bounds of the class: where a bound is, σ (1 - σ)."""
+    infinite = torch.full((1,), torch.inf, dtype=torch.float64)
+    bounds = torch.cat([-infinite, likelihood.cutpoints, infinite])
+    total = torch.zeros_like(f)
+    for bound in (bounds[y.long()], bounds[y.long() + 1]):
+        total = total + torch.sigmoid(bound - f) * torch.sigmoid(f - bound)
+    return torch.diag_embed(total)
 
 
 _logits = torch.tensor(
@@ -36,6 +50,7 @@ _logits = torch.tensor(
 _sharp = [(torch.full((len(_logits),), k), _logits) for k in range(3)]
 _single = torch.tensor([1e3, -1e3, 0.0, 745.0, -745.0, 1e6, -1e6]).double().unsqueeze(-1)
 _binary = [(torch.full((len(_single),), float(k)), _single) for k in range(2)]
+_ordered = [(torch.full((len(_single),), float(k)), _single) for k in range(3)]
 
 CASES = [
     LikelihoodCase(
@@ -67,4 +82,36 @@ CASES = [
     LikelihoodCase("bernoulli-column", Bernoulli, (1,), labels(2), logit_curvature, _binary),
     LikelihoodCase("bernoulli-labels", Bernoulli, (3,), labels(2, 3), scale=5.0, missing=True),
     LikelihoodCase("bernoulli-grid", Bernoulli, (2, 2), labels(2, 2, 2), missing=True),
+    LikelihoodCase("ordinal-3", lambda: Ordinal(3), (), labels(3), extremes=_ordered, missing=True),
+    LikelihoodCase(
+        "ordinal-by-definition", lambda: Ordinal(3), (1,), labels(3), ordinal_curvature, _ordered
+    ),
+    LikelihoodCase(
+        "ordinal-labels",
+        lambda: Ordinal(cutpoints=[-1e3, -0.5, 0.3, 4.0]),
+        (2,),
+        labels(5, 2),
+        extremes=[(torch.tensor([[0, 1], [2, 3], [4, 4]]), _logits[:3, :2])],
+        scale=3.0,
+        missing=True,
+    ),
+    LikelihoodCase(
+        "ordinal-narrow",
+        lambda: Ordinal(cutpoints=[0.0, 1e-9, 1.0]),
+        (),
+        labels(4),
+        extremes=_ordered,
+    ),
+    LikelihoodCase(
+        "tempered-categorical",
+        lambda: Tempered(Categorical(), 2.5, learn=True),
+        (3,),
+        labels(3),
+        extremes=_sharp,
+        missing=True,
+    ),
+    LikelihoodCase(
+        "tempered-gaussian", lambda: Tempered(Gaussian(0.3), 0.5, learn=True), (2,), normal(2)
+    ),
+    LikelihoodCase("tempered-ordinal", lambda: Tempered(Ordinal(4), 4.0), (), labels(4)),
 ]

@@ -1,0 +1,143 @@
+"""A likelihood raised to a power."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from lingp.likelihoods.base import Likelihood, QuadraticLikelihood
+from lingp.likelihoods.predictives import Predictive
+from lingp.likelihoods.roots import CurvatureRoot
+
+
+class Tempered(Likelihood):
+    """p(y | f)^{1/T}: the posterior of data counted 1/T times each.
+
+        log p / T,     r / T,     R / √T
+
+    Only inference is tempered: moments, samples and the predictive are those of p(y | f).
+
+    The evidence can't choose T where targets are discrete. p^{1/T} isn't normalised over y, log p
+    is never positive, and both log p / T and -½ log det(I + ΦΦᵀ / T) grow with T up to the T = ∞
+    that ignores the data. So T is fixed unless `learn`; choose it by validation or leave-one-out,
+    which score the predictive.
+
+    Parameters
+    ----------
+    likelihood
+        What to temper: a likelihood or its name. A quadratic one stays quadratic.
+    temperature
+        T > 0, a hyperparameter (`raw_temperature`); below one is a cold posterior.
+    learn
+        Whether hyperparameter optimisation moves T.
+    """
+
+    raw_temperature: torch.nn.Parameter
+
+    def __new__(cls, likelihood: Likelihood | str | None = None, *_: Any, **__: Any) -> Self:
+        # None: unpickling, of a class that is already the right one
+        kind: Any = cls
+        if kind is Tempered and likelihood is not None:
+            kind = TemperedQuadratic if _is_quadratic(likelihood) else Tempered
+        instance: Self = super().__new__(kind)
+        return instance
+
+    def __init__(
+        self, likelihood: Likelihood | str, temperature: float = 1.0, *, learn: bool = False
+    ) -> None:
+        super().__init__()
+        self.likelihood = _as_likelihood(likelihood)
+        self.register_positive("temperature", temperature, requires_grad=learn)
+        if self.raw_temperature.dim() > 0:
+            raise ValueError(f"temperature: expected one number, got {temperature}")
+
+    @property
+    def temperature(self) -> Tensor:
+        """T, 0-d; settable."""
+        return self.positive("temperature")
+
+    @temperature.setter
+    def temperature(self, value: float | Tensor) -> None:
+        self.set_positive("temperature", value)
+
+    @property
+    def methods(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The ways the wrapped likelihood's `predictive` can be computed."""
+        return self.likelihood.methods
+
+    @property
+    def allows_missing(self) -> bool:  # type: ignore[override]
+        """Whether the wrapped likelihood accepts NaN targets."""
+        return self.likelihood.allows_missing
+
+    def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return self.likelihood.check_targets(y, output_shape, dtype)
+
+    def target_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return self.likelihood.target_shape(output_shape)
+
+    def moment_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return self.likelihood.moment_shape(output_shape)
+
+    def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
+        return self.likelihood.log_prob(y, f) / self.temperature.to(f)
+
+    def residual(self, y: Tensor, f: Tensor) -> Tensor:
+        return self.likelihood.residual(y, f) / self.temperature.to(f)
+
+    def curvature_root(self, y: Tensor, f: Tensor) -> CurvatureRoot:
+        return self.likelihood.curvature_root(y, f).scaled(self.temperature.to(f).rsqrt())
+
+    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+        return self.likelihood.conditional_mean(f, known)
+
+    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+        return self.likelihood.conditional_variance(f, known)
+
+    def sample(
+        self,
+        f: Tensor,
+        known: Tensor | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        return self.likelihood.sample(f, known, generator=generator)
+
+    def predictive(
+        self,
+        mean: Tensor,
+        covariance: Tensor,
+        method: str | None = None,
+        *,
+        known: Tensor | None = None,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Predictive:
+        return self.likelihood.predictive(
+            mean, covariance, method, known=known, num_samples=num_samples, generator=generator
+        )
+
+    def extra_repr(self) -> str:
+        return f"temperature={self.temperature.item():.4g}"
+
+
+class TemperedQuadratic(Tempered, QuadraticLikelihood):
+    """What `Tempered` makes of a likelihood quadratic in f: z / √T, as R z = r."""
+
+    likelihood: QuadraticLikelihood
+
+    def whitened_residual(self, y: Tensor, f: Tensor) -> Tensor:
+        return self.likelihood.whitened_residual(y, f) * self.temperature.to(f).rsqrt()
+
+
+def _is_quadratic(likelihood: Likelihood | str) -> bool:
+    return isinstance(_as_likelihood(likelihood), QuadraticLikelihood)
+
+
+def _as_likelihood(likelihood: Likelihood | str) -> Likelihood:
+    from lingp.likelihoods import as_likelihood  # which knows all names, this file's included
+
+    return as_likelihood(likelihood)
