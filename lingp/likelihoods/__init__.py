@@ -8,31 +8,38 @@ from lingp.likelihoods.base import Likelihood, QuadraticLikelihood
 from lingp.likelihoods.bernoulli import Bernoulli
 from lingp.likelihoods.binomial import Binomial
 from lingp.likelihoods.categorical import Categorical
+from lingp.likelihoods.correlated import CorrelatedGaussian
 from lingp.likelihoods.gaussian import Gaussian
 from lingp.likelihoods.heteroscedastic import Heteroscedastic
+from lingp.likelihoods.known_noise import KnownNoiseGaussian
 from lingp.likelihoods.negative_binomial import NegativeBinomial
 from lingp.likelihoods.ordinal import Ordinal
 from lingp.likelihoods.poisson import Poisson
 from lingp.likelihoods.predictives import GaussianPredictive, Predictive
-from lingp.likelihoods.roots import CurvatureRoot, DenseRoot, DiagonalRoot, UniformRoot
+from lingp.likelihoods.roots import CurvatureRoot, DenseRoot, DiagonalRoot, SharedRoot, UniformRoot
+from lingp.likelihoods.student_t import StudentT
 from lingp.likelihoods.tempered import Tempered
 
 __all__ = [
     "Bernoulli",
     "Binomial",
     "Categorical",
+    "CorrelatedGaussian",
     "CurvatureRoot",
     "DenseRoot",
     "DiagonalRoot",
     "Gaussian",
     "GaussianPredictive",
     "Heteroscedastic",
+    "KnownNoiseGaussian",
     "Likelihood",
     "NegativeBinomial",
     "Ordinal",
     "Poisson",
     "Predictive",
     "QuadraticLikelihood",
+    "SharedRoot",
+    "StudentT",
     "Tempered",
     "UniformRoot",
     "as_likelihood",
@@ -43,6 +50,7 @@ _BY_NAME: dict[str, Callable[[], Likelihood]] = {
     "categorical": Categorical,
     "bernoulli": Bernoulli,
     "heteroscedastic": Heteroscedastic,
+    "student_t": StudentT,
 }
 
 

@@ -108,6 +108,46 @@ class UniformRoot(CurvatureRoot):
 
 
 @dataclass(frozen=True)
+class SharedRoot(CurvatureRoot):
+    """R_n = values, one matrix for all data (correlated noise).
+
+    Attributes
+    ----------
+    values
+        (C x K).
+    """
+
+    values: Tensor
+    num_data: int
+
+    @property
+    def num_outputs(self) -> int:  # type: ignore[override]
+        return self.values.shape[0]
+
+    @property
+    def rank(self) -> int:
+        return self.values.shape[1]
+
+    def apply(self, w: Tensor) -> Tensor:
+        return self.values @ w
+
+    def t_apply(self, v: Tensor) -> Tensor:
+        return self.values.mT @ v
+
+    def rows(self, index: slice) -> SharedRoot:
+        return SharedRoot(self.values, len(range(self.num_data)[index]))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.values,)
+
+    def with_tensors(self, *tensors: Tensor) -> SharedRoot:
+        return SharedRoot(tensors[0], self.num_data)
+
+    def weighted(self, weights: Tensor) -> DenseRoot:
+        return DenseRoot(weights.sqrt().reshape(-1, 1, 1) * self.values)
+
+
+@dataclass(frozen=True)
 class _StoredRoot(CurvatureRoot):
     """Roots that store `values` for each datum, first axis the data, second the outputs."""
 
