@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from cases import CASES as NETWORKS
@@ -32,13 +30,15 @@ def test_kernel_of_every_network(name):
     case = NETWORKS[name]
     net, x = case.network(torch.float64), case.inputs(4, torch.float64)
     outputs, factors = lingp.LinearizedNetwork(net, dtype=torch.float64).factors(x)
-    moved = lingp.LinearizedNetwork(copy.deepcopy(net).cuda(), dtype=torch.float64)
+    moved = lingp.LinearizedNetwork(case.network(torch.float64).cuda(), dtype=torch.float64)
     found, found_factors = moved.factors(map_inputs(lambda t: t.cuda(), x))
     assert found.device.type == "cuda"
-    close(found, outputs)
+    # torch's weight_norm itself works in single precision on CUDA: its outputs differ as much
+    loss = 1e-6 if name == "weight norm" else 1e-10
+    close(found, outputs, rtol=loss, atol=loss)
     expected = gram(factors)
     scale = float(expected.abs().max())
-    close(gram(found_factors), expected, rtol=1e-9, atol=1e-11 * max(1.0, scale))
+    close(gram(found_factors), expected, rtol=10 * loss, atol=loss * max(1.0, scale))
 
 
 def network(num_outputs):
@@ -80,8 +80,10 @@ def test_evidence_and_predictions_of_every_likelihood(case, space, mean):
         if case.with_moments:
             prediction = gp.predict(x)
             results[device] += [prediction.mean, prediction.variance, prediction.log_prob(y)]
+    # condition number 1e13: what is left of the digits, by a QR, is the square root
+    loss = 1e-2 if case.name == "gaussian-1e-12" else 1e-7
     for found, expected in zip(results["cuda"], results["cpu"], strict=True):
-        close(found, expected, rtol=1e-7, atol=1e-8)
+        close(found, expected, rtol=loss, atol=0.1 * loss)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

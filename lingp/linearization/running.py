@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+_RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 
 
 def output_shape(out: Any, rows: int) -> torch.Size:
@@ -27,6 +30,18 @@ def output_shape(out: Any, rows: int) -> torch.Size:
     return out.shape[1:]
 
 
+class _NativeRecurrence(TorchFunctionMode):
+    """Runs LSTM, GRU and RNN without cuDNN, whose kernels have no derivative in eval mode."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") not in _RECURRENT:
+            return func(*args, **(kwargs or {}))
+        with torch.backends.cudnn.flags(enabled=False):
+            return func(*args, **(kwargs or {}))
+
+
 @contextmanager
 def plain_autograd(device: torch.device, differentiable: bool) -> Iterator[None]:
     """Ordinary eager autograd, whatever the caller is in.
@@ -39,6 +54,8 @@ def plain_autograd(device: torch.device, differentiable: bool) -> Iterator[None]
     with ExitStack() as stack:
         if differentiable:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if device.type == "cuda":
+            stack.enter_context(_NativeRecurrence())
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
