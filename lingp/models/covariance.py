@@ -9,6 +9,7 @@ from linear_operator.operators import DenseLinearOperator, LinearOperator, RootL
 from torch import Tensor
 
 from lingp.operators.exact import ExactDenseLinearOperator
+from lingp.operators.square_root import square_root
 
 
 class PosteriorCovariance(ExactDenseLinearOperator):
@@ -30,17 +31,3 @@ class PosteriorCovariance(ExactDenseLinearOperator):
         block: LinearOperator = super()._getitem(row_index, col_index, *batch_indices)
         same = isinstance(row_index, slice) and row_index == col_index
         return PosteriorCovariance(block.to_dense()) if same else block
-
-
-def square_root(matrix: Tensor) -> Tensor:
-    """A with A Aᵀ = matrix, (n x n), for a PSD matrix of any rank."""
-    size = matrix.shape[-1]
-    largest = matrix.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=0)
-    # what rounding has done to the matrix already
-    slack = size * torch.finfo(matrix.dtype).eps * largest
-    eye = torch.eye(size, dtype=matrix.dtype, device=matrix.device)
-    factor, info = torch.linalg.cholesky_ex(matrix + slack[..., None, None] * eye)
-    if not bool((info != 0).any()):
-        return factor
-    values, vectors = torch.linalg.eigh(matrix)
-    return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)

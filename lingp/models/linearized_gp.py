@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from torch import Tensor, nn
 
 from lingp.inference import (
-    FunctionSpace,
     HyperparameterResult,
     InferenceChoice,
-    InferenceMethod,
     LinearizedLaplace,
     Mean,
     Posterior,
-    TrainingSet,
-    WeightSpace,
-    available_memory,
-    choose_space,
     optimize,
 )
 from lingp.inference.progress import track
 from lingp.likelihoods import Likelihood, as_likelihood
 from lingp.linearization import Factors, LinearizedNetwork, ParameterSelection
 from lingp.linearization.inputs import Inputs, num_rows
+from lingp.models.choice import Inference, check_inference, choose_method, dense_bytes, memory_for
+from lingp.models.class_weights import ClassWeight
 from lingp.models.covariance import PosteriorCovariance
-from lingp.models.intake import as_batches, as_inputs, row_batches
+from lingp.models.fitting import FittedData, Missing
+from lingp.models.intake import as_inputs, as_known, row_batches
 from lingp.models.prediction import Prediction
+from lingp.models.row_blocks import predictive_of
 from lingp.priors import Prior, as_prior
-
-_SPACES: dict[str, InferenceMethod] = {
-    "weight_space": WeightSpace,
-    "function_space": FunctionSpace,
-}
-_MEMORY_SHARE = 0.8  # of what is free, when the user names no budget
-_DENSE_SHARE = 1 / 8  # of the budget, for pieces that are written out
-_DENSE_LIMIT = 1 << 28  # bytes; larger pieces are no faster
 
 
 class LinearizedGP:
@@ -52,7 +43,8 @@ class LinearizedGP:
     net
         A trained network.
     likelihood
-        A name ("gaussian") or an object from `lingp.likelihoods`, e.g. `Gaussian(noise=0.1)`.
+        A name ("gaussian", "categorical", ...) or an object from `lingp.likelihoods`, e.g.
+        `Gaussian(noise=0.1)`.
     prior
         An object from `lingp.priors`; a number is the precision of an isotropic prior.
     parameters
@@ -84,18 +76,14 @@ class LinearizedGP:
         *,
         prior: Prior | float | None = None,
         parameters: ParameterSelection = "all",
-        inference: Literal["auto", "weight_space", "function_space"] | InferenceMethod = "auto",
+        inference: Inference = "auto",
         mean: Mean = "network",
         dtype: torch.dtype = torch.float64,
         memory_budget: int | None = None,
     ) -> None:
         if mean not in ("network", "refit"):
             raise ValueError(f'mean: expected "network" or "refit", got {mean!r}')
-        if not callable(inference) and inference not in ("auto", *_SPACES):
-            raise ValueError(
-                f'inference: expected "auto", "weight_space", "function_space" or an inference '
-                f"object, got {inference!r}"
-            )
+        check_inference(inference)
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype: expected torch.float64 or torch.float32, got {dtype}")
         if memory_budget is not None and memory_budget <= 0:
@@ -112,6 +100,7 @@ class LinearizedGP:
         )
         self.prior.bind(self.linearized.parameter_names)
         self._mean: Mean = mean
+        self._data: FittedData | None = None
         self._laplace: LinearizedLaplace | None = None
         self._choice: InferenceChoice | None = None
 
@@ -137,16 +126,35 @@ class LinearizedGP:
         yield from self.prior.named_parameters(prefix="prior")
         yield from self.likelihood.named_parameters(prefix="likelihood")
 
-    def fit(self, X: Any, y: Any = None, *, progress: bool = True) -> LinearizedGP:
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        class_weight: ClassWeight | None = None,
+        missing: Missing = "error",
+        progress: bool = True,
+    ) -> LinearizedGP:
         """Condition on data; the network is not trained.
 
         Parameters
         ----------
         X
             Inputs (tensor, array, tuple, list or dict of them) with `y`; or a Dataset, a DataLoader
-            or any iterable of (inputs, targets) batches. Rows count as often as they are seen.
+            or any iterable of batches, (inputs, targets) or (inputs, targets, weights). Rows count
+            as often as they are seen.
         y
-            Targets of the shape of the network's output; (N,) and (N, 1) stand for each other.
+            Targets, of the shape the likelihood asks for; (N,) and (N, 1) stand for each other.
+            Where a likelihood has a known quantity per target (noise variance, trials, exposure), a
+            last axis of two holds target and quantity.
+        sample_weight
+            One weight per row, (N,): a row of weight w counts like w rows.
+        class_weight
+            Multiplies the weights of rows by label: a mapping from label to weight, one weight per
+            class, or "balanced" for n / (K n_k), as in scikit-learn.
+        missing
+            "nan": NaN targets were not observed. "error": they are refused.
         progress
             Whether work that takes more than seconds, now or later, shows a progress bar.
 
@@ -154,17 +162,40 @@ class LinearizedGP:
         -------
         self
         """
-        budget = self._budget()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            training = TrainingSet.collect(
-                self.linearized,
-                self._checked(as_batches(X, y)),
-                keep_bytes=int(budget / 2),
-                chunk_bytes=self._dense_bytes(budget),
-                progress=progress,
-            )
-        method, self._choice = self._choose(training, budget)
-        self._laplace = LinearizedLaplace(training, self.prior, self.likelihood, method, self._mean)
+        data = FittedData(
+            self.linearized, self.likelihood, class_weight=class_weight, missing=missing
+        )
+        memory = self._memory()
+        data.collect(
+            X,
+            y,
+            sample_weight,
+            keep_bytes=int(memory / 2),
+            chunk_bytes=dense_bytes(memory),
+            progress=progress,
+        )
+        self._condition(data)
+        return self
+
+    def add_data(self, X: Any, y: Any = None, *, sample_weight: Any = None) -> LinearizedGP:
+        """Condition on more rows, as if they had been there at `fit`.
+
+        The network is run on the new rows only. Class weights and missing targets are taken as
+        `fit` was told.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in `fit`.
+
+        Returns
+        -------
+        self
+        """
+        self._fitted()
+        assert self._data is not None
+        self._data.extend(X, y, sample_weight)
+        self._condition(self._data)
         return self
 
     def posterior(self, X: Any) -> MultivariateNormal:
@@ -176,34 +207,47 @@ class LinearizedGP:
             For one output; else a `MultitaskMultivariateNormal` over n rows and C tasks,
             interleaved.
         """
-        laplace = self._fitted()
-        with torch.no_grad():
-            outputs, factors = self.linearized.factors(as_inputs(X))
-            mean = _moved(outputs, factors, laplace.weight_shift())
-            covariance = laplace.posterior().covariance(factors)
-            covariance = 0.5 * (covariance + covariance.mT)
-            covariance.diagonal().clamp_(min=0)  # rounding can take a vanishing variance below zero
+        mean, covariance = self._latent(X)
         operator = PosteriorCovariance(covariance)
         if mean.shape[1] == 1:
             return MultivariateNormal(mean.squeeze(1), operator)
         return MultitaskMultivariateNormal(mean, operator)
 
-    def predict(self, X: Any, *, progress: bool = True) -> Prediction:
+    def predict(
+        self,
+        X: Any,
+        *,
+        method: str | None = None,
+        known: Any = None,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        progress: bool = True,
+    ) -> Prediction:
         """Predictive distribution of the targets, each row on its own.
 
         Rows are worked through in batches that keep within the memory budget; the covariance
-        between rows is never formed.
+        between rows is never formed, and the result doesn't depend on the batches.
+
+        Parameters
+        ----------
+        X
+            Inputs.
+        method
+            How p(y) = E p(y | f) is computed: one of `likelihood.methods`, the first by default.
+        known
+            The known quantity of each target to predict (noise variance, number of trials,
+            exposure), in the shape of the targets or one number for all, for likelihoods that have
+            one.
+        num_samples, generator
+            For methods that draw; the source of randomness is torch's global one by default.
+        progress
+            Whether work that takes more than seconds shows a progress bar.
         """
-        laplace = self._fitted()
-        means, covariances = [], []
-        with torch.no_grad():
-            posterior, shift = laplace.posterior(), laplace.weight_shift()
-            for x in self._batches(as_inputs(X), posterior, progress):
-                outputs, factors = self.linearized.factors(x)
-                means.append(_moved(outputs, factors, shift))
-                covariances.append(posterior.marginal_covariance(factors))
-            predictive = self.likelihood.predictive(torch.cat(means), torch.cat(covariances))
-        return Prediction(predictive, self.likelihood, self._output_shape(), self._mean)
+        x = as_inputs(X)
+        quantity = self._known(known, num_rows(x))
+        mean, covariance = self._marginals(x, progress)
+        options = {"method": method, "num_samples": num_samples, "generator": generator}
+        return Prediction(**self._predictive(mean, covariance, quantity, options))
 
     def log_marginal_likelihood(self) -> Tensor:
         """Evidence of the data, 0-d, differentiable in every hyperparameter.
@@ -263,57 +307,90 @@ class LinearizedGP:
         return flat.reshape(*flat.shape[:2], *self._output_shape())
 
     def _fitted(self) -> LinearizedLaplace:
-        if self._laplace is None:
+        if self._laplace is None or self._data is None:
             raise RuntimeError("this LinearizedGP has no data yet: call fit(X, y) first")
         # prior and likelihood may have been exchanged since fit
         self.prior = as_prior(self.prior).bind(self.linearized.parameter_names)
-        self._laplace.prior, self._laplace.likelihood = self.prior, self.likelihood
+        self.likelihood = as_likelihood(self.likelihood)
+        if self.likelihood is not self._data.likelihood:
+            self._data.exchange_likelihood(self.likelihood)
+            self._condition(self._data)
+        self._laplace.prior = self.prior
         return self._laplace
+
+    def _condition(self, data: FittedData) -> None:
+        """Choose inference for these data and start from nothing."""
+        method, choice = choose_method(self.inference, data.training, self._memory())
+        self._laplace = LinearizedLaplace(
+            data.training, self.prior, data.likelihood, method, self._mean
+        )
+        self._data, self._choice = data, choice
+
+    def _latent(self, X: Any) -> tuple[Tensor, Tensor]:
+        """Mean (n x C) and covariance (n·C x n·C) of the latent outputs at all rows together."""
+        laplace = self._fitted()
+        with torch.no_grad():
+            outputs, factors = self.linearized.factors(as_inputs(X))
+            mean = _moved(outputs, factors, laplace.weight_shift())
+            covariance = laplace.posterior().covariance(factors)
+            covariance = 0.5 * (covariance + covariance.mT)
+            covariance.diagonal().clamp_(min=0)  # rounding can take a vanishing variance below zero
+        return mean, covariance
+
+    def _marginals(self, x: Inputs, progress: bool) -> tuple[Tensor, Tensor]:
+        """Mean (n x C) and covariance (n x C x C) of the latent outputs of each row."""
+        laplace = self._fitted()
+        means, covariances = [], []
+        with torch.no_grad():
+            posterior, shift = laplace.posterior(), laplace.weight_shift()
+            for batch in self._batches(x, posterior, progress):
+                outputs, factors = self.linearized.factors(batch)
+                means.append(_moved(outputs, factors, shift))
+                covariances.append(posterior.marginal_covariance(factors))
+        return torch.cat(means), torch.cat(covariances)
+
+    def _predictive(
+        self, mean: Tensor, covariance: Tensor, known: Tensor | None, options: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The fields of a `Prediction`."""
+        likelihood = self._snapshot()
+        with torch.no_grad():
+            predictive = predictive_of(likelihood, mean, covariance, known=known, **options)
+        return {
+            "predictive": predictive,
+            "likelihood": likelihood,
+            "output_shape": self._output_shape(),
+            "mean_of": self._mean,
+            "num_rows": len(mean),
+            "dtype": mean.dtype,
+            "device": mean.device,
+            "known": known,
+        }
+
+    def _snapshot(self) -> Likelihood:
+        """The likelihood as it is now: a prediction doesn't change with it later."""
+        return copy.deepcopy(self.likelihood).requires_grad_(False)
+
+    def _known(self, known: Any, num_rows: int) -> Tensor | None:
+        """Known quantities of targets to predict, (n x T)."""
+        if known is None:
+            return None
+        targets = self._fitted().training.targets
+        if targets.dim() != 3:
+            raise ValueError(
+                f"known: {type(self.likelihood).__name__} has no known quantity of its targets"
+            )
+        return as_known(known, num_rows, targets.shape[1]).to(targets)
 
     def _output_shape(self) -> tuple[int, ...]:
         assert self.linearized.output_shape is not None
         return tuple(self.linearized.output_shape)
 
-    def _budget(self) -> float:
-        if self.memory_budget is not None:
-            return float(self.memory_budget)
-        return _MEMORY_SHARE * available_memory(self.linearized.device)
-
-    @staticmethod
-    def _dense_bytes(budget: float) -> int:
-        return int(min(_DENSE_SHARE * budget, _DENSE_LIMIT))
-
-    def _checked(self, batches: Iterator[tuple[Inputs, Tensor]]) -> Iterator[tuple[Inputs, Tensor]]:
-        """Batches with targets flat (n x C), checked by the likelihood."""
-        seen = False
-        for x, y in batches:
-            if not seen:
-                self.linearized(x)  # tells the output's shape
-                seen = True
-            targets = self.likelihood.check_targets(y, self._output_shape(), self.dtype)
-            yield x, targets.to(self.linearized.device)
-        if not seen:
-            raise ValueError("X: gave no batches; there is nothing to fit")
-
-    def _choose(
-        self, training: TrainingSet, budget: float
-    ) -> tuple[InferenceMethod, InferenceChoice]:
-        if not isinstance(self.inference, str):
-            name = getattr(self.inference, "__name__", type(self.inference).__name__)
-            return self.inference, InferenceChoice(name, f"{name} (as given)")
-        choice = choose_space(
-            self.inference,
-            num_data=training.num_data,
-            num_outputs=training.num_outputs,
-            parameter_shapes=self.linearized.parameter_shapes,
-            itemsize=training.outputs.element_size(),
-            factor_bytes=training.factor_bytes,
-            memory=budget,
-        )
-        return _SPACES[choice.space], choice
+    def _memory(self) -> float:
+        return memory_for(self.memory_budget, self.linearized.device)
 
     def _batches(self, x: Inputs, posterior: Posterior, progress: bool) -> Iterator[Inputs]:
-        rows = max(1, self._dense_bytes(self._budget()) // posterior.bytes_per_row())
+        rows = max(1, dense_bytes(self._memory()) // posterior.bytes_per_row())
         total = -(-num_rows(x) // rows)
         return track(row_batches(x, rows), "predicting", total=total, show=progress)
 

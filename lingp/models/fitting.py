@@ -1,0 +1,148 @@
+"""The data a `LinearizedGP` has seen: what the user gave, and the training set made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lingp.inference import TrainingSet
+from lingp.likelihoods import Likelihood
+from lingp.linearization import LinearizedNetwork
+from lingp.models.class_weights import ClassWeight, class_factors
+from lingp.models.intake import Batch, as_batches
+
+Missing = Literal["error", "nan"]
+
+
+class FittedData:
+    """Targets as they were given, sample and class weights, and the training set.
+
+    Targets are checked by the likelihood, and weights are sample weights times class weights. Both
+    are worked out anew, for all rows, when rows are added or the likelihood is exchanged.
+
+    Parameters
+    ----------
+    linearized
+        The network.
+    likelihood
+        Checks targets and knows their labels.
+    class_weight
+        See `class_factors`; None for no class weights.
+    missing
+        "nan": NaN targets were not observed. "error": they are refused.
+    """
+
+    training: TrainingSet
+
+    def __init__(
+        self,
+        linearized: LinearizedNetwork,
+        likelihood: Likelihood,
+        *,
+        class_weight: ClassWeight | None = None,
+        missing: Missing = "error",
+    ) -> None:
+        if missing not in ("error", "nan"):
+            raise ValueError(f'missing: expected "error" or "nan", got {missing!r}')
+        self.linearized = linearized
+        self.likelihood = likelihood
+        self.class_weight = class_weight
+        self.missing: Missing = missing
+        self._given: list[Tensor] = []
+        self._sample_weights: Tensor | None = None
+
+    def collect(self, X: Any, y: Any, sample_weight: Any, **options: Any) -> None:
+        """Run the network over the data; `options` are those of `TrainingSet.collect`."""
+
+        def make(batches: Iterable[Batch]) -> TrainingSet:
+            return TrainingSet.collect(self.linearized, batches, **options)
+
+        self._take(make, X, y, sample_weight)
+
+    def extend(self, X: Any, y: Any, sample_weight: Any) -> None:
+        """Add rows; nothing is recomputed for those there are."""
+        training = self.training
+        weights, training.weights = training.weights, self._sample_weights
+        try:
+            self._take(training.extended, X, y, sample_weight)
+        except BaseException:
+            training.weights = weights
+            raise
+
+    def exchange_likelihood(self, likelihood: Likelihood) -> None:
+        """Check the targets by another likelihood."""
+        training, shape = self.training, self._output_shape()
+        self._check_missing(likelihood)
+        checked = [likelihood.check_targets(y, shape, training.outputs.dtype) for y in self._given]
+        targets = torch.cat(checked).to(training.outputs.device)
+        weights = self._weights(likelihood, targets, self._sample_weights)
+        self.likelihood, training.targets, training.weights = likelihood, targets, weights
+
+    def _take(
+        self, make: Callable[[Iterable[Batch]], TrainingSet], X: Any, y: Any, sample_weight: Any
+    ) -> None:
+        self._check_missing(self.likelihood)
+        given: list[Tensor] = []
+        batches = as_batches(X, y, sample_weight, missing=self.missing == "nan")
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            training = make(self._checked(batches, given))
+        sample_weights = training.weights
+        if sample_weights is not None and not bool((sample_weights > 0).any()):
+            raise ValueError("sample_weight: all weights are zero; there is nothing to fit")
+        training.weights = self._weights(self.likelihood, training.targets, sample_weights)
+        self.training, self._sample_weights = training, sample_weights
+        self._given = self._given + given
+
+    def _checked(self, batches: Iterator[Batch], given: list[Tensor]) -> Iterator[Batch]:
+        """Batches with targets flat, checked by the likelihood."""
+        dtype, device = self.linearized.dtype, self.linearized.device
+        for x, y, weights in batches:
+            if not given:
+                self.linearized(x)  # tells the output's shape
+                self._num_labels(self.likelihood)
+            targets = self.likelihood.check_targets(y, self._output_shape(), dtype)
+            given.append(y)
+            moved = None if weights is None else weights.to(device, dtype)
+            yield x, targets.to(device), moved
+        if not given:
+            raise ValueError("X: gave no batches; there is nothing to fit")
+
+    def _check_missing(self, likelihood: Likelihood) -> None:
+        if self.missing == "nan" and not likelihood.allows_missing:
+            raise ValueError(
+                f'missing: "nan", but {type(likelihood).__name__} can\'t have missing targets; '
+                "leave out rows without a target"
+            )
+
+    def _num_labels(self, likelihood: Likelihood) -> int | None:
+        """Number of classes that class weights are for; None without class weights."""
+        if self.class_weight is None:
+            return None
+        num_labels = likelihood.num_labels(self._output_shape())
+        if num_labels is None:
+            raise ValueError(
+                f"class_weight: needs one class label per row, but {type(likelihood).__name__} "
+                f"with outputs of shape {self._output_shape()} has none; use sample_weight"
+            )
+        return num_labels
+
+    def _weights(
+        self, likelihood: Likelihood, targets: Tensor, sample_weights: Tensor | None
+    ) -> Tensor | None:
+        """Sample weights times class weights, (N,)."""
+        num_labels = self._num_labels(likelihood)
+        if self.class_weight is None or num_labels is None:
+            return sample_weights
+        labels = targets.reshape(len(targets))
+        factors = class_factors(self.class_weight, labels, num_labels, sample_weights)
+        weights = factors if sample_weights is None else sample_weights * factors
+        if not bool((weights > 0).any()):
+            raise ValueError("class_weight: leaves no row a positive weight")
+        return weights
+
+    def _output_shape(self) -> tuple[int, ...]:
+        assert self.linearized.output_shape is not None
+        return tuple(self.linearized.output_shape)
