@@ -41,6 +41,22 @@ def test_kernel_of_every_network(name):
     close(gram(found_factors), expected, rtol=10 * loss, atol=loss * max(1.0, scale))
 
 
+@pytest.mark.parametrize("name", ["convolutional network", "Conv3d plain"])
+def test_float32_convolutions_keep_their_precision(name):
+    case = NETWORKS[name]
+    x = case.inputs(4, torch.float32)
+    before = torch.backends.cudnn.allow_tf32
+    found, expected = (
+        gram(lingp.LinearizedNetwork(case.network(dtype).to(device), dtype=dtype).factors(x)[1])
+        for device, dtype, x in (
+            ("cuda", torch.float32, x.cuda()),
+            ("cpu", torch.float64, x.double()),
+        )
+    )
+    assert torch.backends.cudnn.allow_tf32 == before
+    close(found.double(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
 def network(num_outputs):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(num_outputs)

@@ -43,6 +43,23 @@ class _NativeRecurrence(TorchFunctionMode):
 
 
 @contextmanager
+def _full_precision_convolutions() -> Iterator[None]:
+    """Convolutions in float32 as it says, not in the ten bits of TF32 that cuDNN takes for it."""
+    cudnn = torch.backends.cudnn
+    owner, name, full = (
+        (cudnn.conv, "fp32_precision", "ieee")
+        if hasattr(cudnn, "conv")
+        else (cudnn, "allow_tf32", False)
+    )
+    before = getattr(owner, name)
+    setattr(owner, name, full)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextmanager
 def plain_autograd(device: torch.device, differentiable: bool) -> Iterator[None]:
     """Ordinary eager autograd, whatever the caller is in.
 
@@ -56,6 +73,7 @@ def plain_autograd(device: torch.device, differentiable: bool) -> Iterator[None]
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         if device.type == "cuda":
             stack.enter_context(_NativeRecurrence())
+            stack.enter_context(_full_precision_convolutions())
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
