@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from lingp.likelihoods.autodiff import AutodiffLikelihood
 from lingp.likelihoods.base import Likelihood, QuadraticLikelihood
 from lingp.likelihoods.bernoulli import Bernoulli
 from lingp.likelihoods.binomial import Binomial
@@ -21,6 +22,7 @@ from lingp.likelihoods.student_t import StudentT
 from lingp.likelihoods.tempered import Tempered
 
 __all__ = [
+    "AutodiffLikelihood",
     "Bernoulli",
     "Binomial",
     "Categorical",
