@@ -10,9 +10,10 @@ from gpytorch.constraints import Interval
 from torch import Tensor
 
 from lingp.likelihoods.base import QuadraticLikelihood
+from lingp.likelihoods.counts import check_known, flatten_pairs
 from lingp.likelihoods.predictives import KnownNoisePredictive
 from lingp.likelihoods.roots import CurvatureRoot, DiagonalRoot
-from lingp.likelihoods.targets import check_values, flatten_targets, split_missing, with_rows
+from lingp.likelihoods.targets import check_values, flatten_targets, split_missing
 
 
 class KnownNoiseGaussian(QuadraticLikelihood):
@@ -58,6 +59,12 @@ class KnownNoiseGaussian(QuadraticLikelihood):
             raise ValueError("noise: this likelihood has none; make KnownNoiseGaussian(noise=...)")
         self.set_positive("noise", value)
 
+    def target_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (*output_shape, 2)
+
+    def moment_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return output_shape
+
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         num_outputs, noise = math.prod(output_shape), self.noise
         if noise.dim() == 1 and len(noise) != num_outputs:
@@ -65,36 +72,20 @@ class KnownNoiseGaussian(QuadraticLikelihood):
                 f"noise: has {len(noise)} variances, but the network has {num_outputs} "
                 "outputs; give one number, or one variance per output"
             )
-        if y.dim() == 0 or y.shape[-1] != 2:
-            raise ValueError(
-                f"y: has shape {with_rows(tuple(y.shape[1:]))}, but KnownNoiseGaussian takes "
-                f"{with_rows((*output_shape, 2))}: values in y[..., 0] and their known noise "
-                "variances in y[..., 1]"
-            )
-        values = flatten_targets(
-            y[..., 0], output_shape, dtype, allow_missing=True, name="y[..., 0]"
-        )
-        known = flatten_targets(
-            y[..., 1], output_shape, dtype, allow_missing=True, name="y[..., 1]"
-        )
-        return torch.stack([values, self._checked(known, values.isnan(), "y[..., 1]")], -1)
-
-    def _checked(self, known: Tensor, missing: Tensor, name: str) -> Tensor:
-        """Known variances, 1 for missing targets, or an error."""
-        known = torch.where(missing, 1.0, known)
-        if bool(known.isnan().any()):
-            row = int(known.isnan().any(-1).nonzero()[0])
-            raise ValueError(f"{name}: the noise variance is NaN in row {row}, its target is not")
+        pairs = flatten_pairs(y, output_shape, dtype, "(value, known noise variance)")
+        known = pairs[..., 1]
         lowest = known >= 0 if self.has_noise else known > 0
-        expected = "finite noise variances " + (">= 0" if self.has_noise else "> 0")
-        check_values(known, lowest & known.isfinite(), expected, name)
-        return known
+        sign = ">=" if self.has_noise else ">"
+        check_known(
+            pairs, lowest & known.isfinite(), f"a noise variance {sign} 0 beside every target"
+        )
+        return pairs
 
     def _split(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Values without NaN, noise variances and what was observed, (N x C)."""
         values, known = y.unbind(-1)
         values, observed = split_missing(values)
-        return values, known + self.noise.to(f), observed
+        return values, torch.where(observed, known, 1.0) + self.noise.to(f), observed
 
     def _variance(self, f: Tensor, known: Tensor | None) -> Tensor:
         """Noise variance of new targets, (N x C) or broadcastable to it."""
