@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -111,6 +112,9 @@ class Ordinal(ElementwiseLikelihood):
 
     def moment_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
         return (*(() if output_shape == (1,) else output_shape), self.num_classes)
+
+    def num_labels(self, output_shape: tuple[int, ...]) -> int | None:
+        return self.num_classes if math.prod(output_shape) == 1 else None
 
     def _bounds(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """a and c, finite everywhere, and where they are meant."""

@@ -82,6 +82,9 @@ class Tempered(Likelihood):
     def moment_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
         return self.likelihood.moment_shape(output_shape)
 
+    def num_labels(self, output_shape: tuple[int, ...]) -> int | None:
+        return self.likelihood.num_labels(output_shape)
+
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         return self.likelihood.log_prob(y, f) / self.temperature.to(f)
 
