@@ -12,18 +12,31 @@ T = TypeVar("T")
 
 
 class ValueCache(Generic[T]):
-    """Keeps one result together with the values of the tensors it was computed from."""
+    """Keeps one result together with what it was computed from: values of tensors and objects."""
 
     def __init__(self) -> None:
         self._key: tuple[Tensor, ...] | None = None
+        self._owners: tuple[object, ...] = ()
         self._result: T | None = None
 
-    def get(self, key: tuple[Tensor, ...], make: Callable[[], T]) -> T:
-        """The kept result if `key` holds the same values as before, else `make()`."""
-        if self._key is None or not _same(self._key, key):
+    def get(
+        self, key: tuple[Tensor, ...], make: Callable[[], T], owners: tuple[object, ...] = ()
+    ) -> T:
+        """The kept result if nothing it depends on has changed, else `make()`.
+
+        Parameters
+        ----------
+        key
+            Tensors, compared by value.
+        make
+            Computes the result.
+        owners
+            Objects, compared by identity.
+        """
+        if self._key is None or not (_same(self._key, key) and _are(self._owners, owners)):
             self._key = self._result = None  # free the old result before making the new one
             self._result = make()
-            self._key = tuple(t.detach().clone() for t in key)
+            self._key, self._owners = tuple(t.detach().clone() for t in key), owners
         result: T = self._result  # type: ignore[assignment]
         return result
 
@@ -33,3 +46,7 @@ def _same(old: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> bool:
         a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
         for a, b in zip(old, new, strict=True)
     )
+
+
+def _are(old: tuple[object, ...], new: tuple[object, ...]) -> bool:
+    return len(old) == len(new) and all(a is b for a, b in zip(old, new, strict=True))

@@ -72,12 +72,17 @@ class DataTerm:
 
     def hessian(self, f: Tensor) -> Callable[[Tensor], Tensor]:
         """v -> (-∇²_f Σ_n w_n log p) v at f, (N x C): the true Hessian, not its GGN form."""
-        with torch.enable_grad():
-            leaf = f.detach().requires_grad_()
-            residual = self.residual(leaf)
+        with torch.inference_mode(False), torch.enable_grad():
+            leaf = f.detach().clone().requires_grad_()
+            residual = DataTerm(
+                self.likelihood,
+                self.targets.clone(),
+                None if self.weights is None else self.weights.clone(),
+            ).residual(leaf)
 
         def product(v: Tensor) -> Tensor:
-            (found,) = torch.autograd.grad(residual, leaf, -v, retain_graph=True)
+            with torch.inference_mode(False):
+                (found,) = torch.autograd.grad(residual, leaf, -v.clone(), retain_graph=True)
             return found
 
         return product

@@ -1,21 +1,28 @@
 """Linearised Laplace: posterior, posterior mean and evidence at the current hyperparameters.
 
-    log q(D) = log p(y | f(θ)) - ½ |Σ0^{-1/2} (θ - μ0)|² - ½ log det(I + Φ Φᵀ)
+    log q(D) = Σ_n w_n log p(y_n | f_n) - ½ |Σ0^{-1/2} (θ - μ0)|² - ½ log det(I + Φ Φᵀ)
 
-at θ = θ* with f = f(x; θ*) (mean="network"), or at the optimum of the linearised model with
-f = f_lin(x, θ) (mean="refit": for Gaussian noise, the exact evidence of that model).
+at θ = θ* with f = f(x; θ*) (mean="network"), or at the mode of the linearised model with
+f = f_lin(x, θ) (mean="refit": for Gaussian noise, the exact evidence of that model). The curvature
+in Φ is taken where the mean is (sites="mean") or at the network's outputs (sites="network").
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import warnings
+from collections.abc import Callable
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from lingp.inference.cache import ValueCache
+from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.data_term import DataTerm
+from lingp.inference.factorize import RoundingWarning
+from lingp.inference.implicit import attached_mode
+from lingp.inference.mode import Mode, WhitenedModel, newton_mode, solved_mode
 from lingp.inference.posterior import InferenceMethod, Posterior
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot, Likelihood
@@ -23,13 +30,36 @@ from lingp.priors import Prior
 
 Mean = Literal["network", "refit"]
 Sites = Literal["mean", "network"]
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """The posterior mean and the posterior around it.
+
+    With a graph to the hyperparameters if it was made with grad mode on.
+
+    Attributes
+    ----------
+    e
+        Σ0^{-1/2} (θ - μ0) of the mean, (P,).
+    outputs
+        Latent outputs at the mean, (N x C).
+    posterior
+        With the curvature at the sites.
+    """
+
+    e: Tensor
+    outputs: Tensor
+    posterior: Posterior
 
 
 @dataclasses.dataclass
 class LinearizedLaplace:
     """A training set, a prior, a likelihood and an inference method, met in one place.
 
-    Results are kept and recomputed when a hyperparameter's value has changed since.
+    Results are kept and recomputed when a hyperparameter's value, or the prior, likelihood, data
+    or option itself, has changed since.
 
     Attributes
     ----------
@@ -39,6 +69,8 @@ class LinearizedLaplace:
         Makes the posterior, see `InferenceMethod`.
     mean
         Whose mean: "network" or "refit".
+    sites
+        Where curvature is taken: at the "mean" or at the outputs of the "network".
     """
 
     training: TrainingSet
@@ -49,9 +81,13 @@ class LinearizedLaplace:
     sites: Sites = "mean"
 
     def __post_init__(self) -> None:
+        for name, value in (("mean", self.mean), ("sites", self.sites)):
+            other = "refit" if name == "mean" else "mean"
+            if value not in ("network", other):
+                raise ValueError(f'{name}: expected "network" or "{other}", got {value!r}')
         self._posterior: ValueCache[Posterior] = ValueCache()
         self._offset: ValueCache[Tensor] = ValueCache()
-        self._shift: ValueCache[Tensor] = ValueCache()
+        self._mode: ValueCache[tuple[Mode, Posterior]] = ValueCache()
         num_parameters, shape = self.training.num_parameters, self.prior.mean.shape
         if self.prior.mean.dim() == 1 and len(self.prior.mean) != num_parameters:
             raise ValueError(
@@ -64,19 +100,50 @@ class LinearizedLaplace:
         """The likelihood of the training data."""
         return DataTerm(self.likelihood, self.training.targets, self.training.weights)
 
-    def curvature_root(self) -> CurvatureRoot:
-        """R at the network's outputs."""
-        return self.data_term.curvature_root(self.training.outputs)
-
     def posterior(self) -> Posterior:
         """The posterior at the current hyperparameters, without a graph."""
         with torch.no_grad():
-            root = self.curvature_root()
-            key = (self.prior.variances(), *root.tensors())
-            return self._posterior.get(key, lambda: self._make_posterior(root))
+            return self._kept(self._posterior, lambda: self._make_posterior(self.curvature_root()))
 
-    def _make_posterior(self, root: CurvatureRoot) -> Posterior:
-        return self.method(self.training, self.prior, root)
+    def mode(self) -> Mode:
+        """The optimum of the linearised model, whatever `mean` is."""
+        with torch.no_grad():
+            return self._kept(self._mode, self._find_mode)[0]
+
+    def curvature_root(self) -> CurvatureRoot:
+        """R at the sites."""
+        data = self.data_term
+        at_mode = self.mean == "refit" and self.sites == "mean" and not data.is_quadratic
+        return data.curvature_root(self._optimum()[1] if at_mode else self.training.outputs)
+
+    def weight_shift(self) -> Tensor | None:
+        """θ - θ* of the posterior's mean, (P,); None when that is the network's own."""
+        if self.mean == "network":
+            return None
+        with torch.no_grad():
+            return self.prior_deviation() + self._scale() * self.mode().e
+
+    def solution(self) -> Solution:
+        """Posterior mean and posterior, with a graph when grad mode is on."""
+        data, training = self.data_term, self.training
+        if self.mean == "refit" and not data.is_quadratic:
+            e, outputs = self._optimum()
+            at = outputs if self.sites == "mean" else training.outputs
+            return Solution(e, outputs, self._current(lambda: data.curvature_root(at)))
+        posterior = self._current(lambda: data.curvature_root(training.outputs))
+        if self.mean == "network":
+            return Solution(
+                self.prior_deviation().neg() / posterior.scale, training.outputs, posterior
+            )
+        model = self._model()
+        e = posterior.solve(data.whitened_residual(model.offset))
+        return Solution(e, model.outputs(e), posterior)
+
+    def log_marginal_likelihood(self) -> Tensor:
+        """log q(D), 0-d, with a graph to the hyperparameters when grad mode is on."""
+        at = self.solution()
+        log_likelihood = self.data_term.log_prob(at.outputs)
+        return log_likelihood - 0.5 * at.e.square().sum() - 0.5 * at.posterior.log_determinant()
 
     def prior_deviation(self) -> Tensor:
         """μ0 - θ*, (P,)."""
@@ -91,41 +158,65 @@ class LinearizedLaplace:
             return self.training.outputs + self.training.matmul(deviation).squeeze(-1)
 
         with torch.no_grad():
-            return self._offset.get((self.prior.mean,), make)
+            return self._offset.get((self.prior.mean,), make, (self.training,))
 
-    def _refit(self, posterior: Posterior) -> tuple[Tensor, Tensor]:
-        """Whitened deviation e from the prior's mean at the optimum (P,), and f_lin there (N x C).
+    def _make_posterior(self, root: CurvatureRoot) -> Posterior:
+        return self.method(self.training, self.prior, root)
 
-        The linearised model with Gaussian noise is quadratic: one solve is its optimum.
-        """
-        training = self.training
-        outputs = self.prior_outputs()
-        e = posterior.solve(self.data_term.whitened_residual(outputs))
-        moved = training.matmul((posterior.scale * e).unsqueeze(-1)).squeeze(-1)
-        return e, outputs + moved
+    def _current(self, root: Callable[[], CurvatureRoot]) -> Posterior:
+        """The posterior: a new one where a graph is wanted, else the kept one."""
+        return self._make_posterior(root()) if self._with_graph() else self.posterior()
 
-    def weight_shift(self) -> Tensor | None:
-        """θ - θ* of the posterior's mean, (P,); None when that is the network's own."""
-        if self.mean == "network":
-            return None
-        with torch.no_grad():
-            posterior = self.posterior()
-            z = self.data_term.whitened_residual(self.prior_outputs())
-            key = (posterior.variances, *posterior.root.tensors(), self.prior.mean, z)
-
-            def make() -> Tensor:
-                return self.prior_deviation() + posterior.scale * posterior.solve(z)
-
-            return self._shift.get(key, make)
-
-    def log_marginal_likelihood(self) -> Tensor:
-        """log q(D), 0-d, with a graph to the hyperparameters when grad mode is on."""
+    def _with_graph(self) -> bool:
         hyperparameters = [*self.prior.parameters(), *self.likelihood.parameters()]
-        with_graph = torch.is_grad_enabled() and any(p.requires_grad for p in hyperparameters)
-        posterior = self._make_posterior(self.curvature_root()) if with_graph else self.posterior()
-        if self.mean == "network":
-            e, outputs = self.prior_deviation() / posterior.scale, self.training.outputs
+        return torch.is_grad_enabled() and any(p.requires_grad for p in hyperparameters)
+
+    def _scale(self) -> Tensor:
+        """Σ0^{1/2}, (P,)."""
+        return self.training.per_weight(self.prior.variances().to(self.training.outputs)).sqrt()
+
+    def _model(self) -> WhitenedModel:
+        return WhitenedModel(self.data_term, self.training, self._scale(), self.prior_outputs())
+
+    def _optimum(self) -> tuple[Tensor, Tensor]:
+        """Mode and outputs there, with a graph when grad mode is on."""
+        with torch.no_grad():
+            mode, posterior = self._kept(self._mode, self._find_mode)
+        if not self._with_graph():
+            return mode.e, mode.outputs
+        return attached_mode(self._model(), mode, posterior)
+
+    def _find_mode(self) -> tuple[Mode, Posterior]:
+        model = self._model()
+        if self.data_term.is_quadratic:
+            posterior = self.posterior()
+            mode = solved_mode(model, posterior)
         else:
-            e, outputs = self._refit(posterior)
-        log_likelihood = self.data_term.log_prob(outputs)
-        return log_likelihood - 0.5 * e.square().sum() - 0.5 * posterior.log_determinant()
+            starts = [self.prior_deviation().neg() / model.scale, torch.zeros_like(model.scale)]
+            with warnings.catch_warnings():
+                # said once, by the posterior at the mode, not at every step
+                warnings.simplefilter("ignore", RoundingWarning)
+                mode, posterior = newton_mode(
+                    model,
+                    starts,
+                    lambda f: self._make_posterior(self.data_term.curvature_root(f)),
+                )
+        if not mode.converged:
+            warnings.warn(
+                f"the refitted mean did not converge: after {mode.num_iterations} Newton steps it "
+                f"is {mode.gradient_norm:.1e} posterior standard deviations from the mode; use it "
+                'with care, or use mean="network", dtype=torch.float64 or a larger prior precision',
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+        return mode, posterior
+
+    def _kept(self, cache: ValueCache[T], make: Callable[[], T]) -> T:
+        """The result of `make` for the current values of everything it depends on."""
+        outputs, data = self.training.outputs, self.data_term
+        modules = (self.prior, self.likelihood)
+        state = [t for module in modules for t in (*module.parameters(), *module.buffers())]
+        # not only the state: whatever else a likelihood is made of shows in its values
+        values = (self.prior.variances(), data.log_prob_rows(outputs), data.residual(outputs))
+        owners = (self.training, *modules, self.method, self.mean, self.sites)
+        return cache.get((*state, *values), make, owners)
