@@ -1,6 +1,7 @@
 """Models: the front door and what it returns."""
 
+from lingp.models.joint import JointPrediction
 from lingp.models.linearized_gp import LinearizedGP
-from lingp.models.prediction import Prediction
+from lingp.models.prediction import LeaveOneOutPrediction, Prediction
 
-__all__ = ["LinearizedGP", "Prediction"]
+__all__ = ["JointPrediction", "LeaveOneOutPrediction", "LinearizedGP", "Prediction"]

@@ -27,6 +27,8 @@ from lingp.models.class_weights import ClassWeight
 from lingp.models.covariance import PosteriorCovariance
 from lingp.models.fitting import FittedData, Missing
 from lingp.models.intake import as_inputs, as_known, row_batches
+from lingp.models.joint import JointPrediction, joint_prediction
+from lingp.models.layout import TargetLayout, untempered
 from lingp.models.prediction import Prediction
 from lingp.models.row_blocks import predictive_of
 from lingp.priors import Prior, as_prior
@@ -249,6 +251,35 @@ class LinearizedGP:
         options = {"method": method, "num_samples": num_samples, "generator": generator}
         return Prediction(**self._predictive(mean, covariance, quantity, options))
 
+    def predict_joint(
+        self,
+        X: Any,
+        *,
+        known: Any = None,
+        num_samples: int = 1000,
+        generator: torch.Generator | None = None,
+    ) -> JointPrediction:
+        """Predictive distribution of the targets at all rows of X together.
+
+        Exact for Gaussian noise; for other likelihoods by draws of the function at all rows.
+
+        Parameters
+        ----------
+        X
+            Inputs; the covariance of all their latent outputs is formed.
+        known
+            As in `predict`.
+        num_samples
+            Number of functions drawn; not used for Gaussian noise.
+        generator
+            Source of randomness; torch's global one by default.
+        """
+        mean, covariance = self._latent(X)
+        layout = self._layout(self._snapshot(), mean, self._known(known, len(mean)))
+        return joint_prediction(
+            layout, self._mean, mean, covariance, num_samples=num_samples, generator=generator
+        )
+
     def log_marginal_likelihood(self) -> Tensor:
         """Evidence of the data, 0-d, differentiable in every hyperparameter.
 
@@ -356,20 +387,16 @@ class LinearizedGP:
         likelihood = self._snapshot()
         with torch.no_grad():
             predictive = predictive_of(likelihood, mean, covariance, known=known, **options)
-        return {
-            "predictive": predictive,
-            "likelihood": likelihood,
-            "output_shape": self._output_shape(),
-            "mean_of": self._mean,
-            "num_rows": len(mean),
-            "dtype": mean.dtype,
-            "device": mean.device,
-            "known": known,
-        }
+        layout = self._layout(likelihood, mean, known)
+        return {"predictive": predictive, "layout": layout, "mean_of": self._mean}
+
+    def _layout(self, likelihood: Likelihood, mean: Tensor, known: Tensor | None) -> TargetLayout:
+        shape = self._output_shape()
+        return TargetLayout(likelihood, shape, len(mean), mean.dtype, mean.device, known)
 
     def _snapshot(self) -> Likelihood:
         """The likelihood as it is now: a prediction doesn't change with it later."""
-        return copy.deepcopy(self.likelihood).requires_grad_(False)
+        return copy.deepcopy(untempered(self.likelihood)).requires_grad_(False)
 
     def _known(self, known: Any, num_rows: int) -> Tensor | None:
         """Known quantities of targets to predict, (n x T)."""

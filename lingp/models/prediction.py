@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lingp.likelihoods import Likelihood, Predictive
-from lingp.models.intake import as_tensor
+from lingp.likelihoods import Predictive
+from lingp.models.layout import TargetLayout
 
 
 @dataclass(frozen=True)
@@ -25,62 +24,35 @@ class Prediction:
     ----------
     predictive
         The distribution over flat targets.
-    likelihood
-        Checks the targets given to `log_prob`.
-    output_shape
-        Shape of the network's output for one row.
+    layout
+        Their shapes, and the likelihood.
     mean_of
         Whose mean it is: "network" or "refit".
-    num_rows
-        n.
-    dtype, device
-        Of the tensors.
-    known
-        The known quantity of each target (noise variance, trials, exposure), (n x T), if any.
     """
 
     predictive: Predictive
-    likelihood: Likelihood
-    output_shape: tuple[int, ...]
+    layout: TargetLayout
     mean_of: str
-    num_rows: int
-    dtype: torch.dtype
-    device: torch.device
-    known: Tensor | None = None
-
-    def _moments(self, flat: Tensor) -> Tensor:
-        """(n x M) in the shape of the moments."""
-        return flat.reshape(len(flat), *self.likelihood.moment_shape(self.output_shape))
-
-    def _values(self, flat: Tensor) -> Tensor:
-        """(... x n x T) in the shape of the targets."""
-        shape = self._value_shape(flat.shape[-1])
-        return flat.reshape(*flat.shape[:-1], *shape)
-
-    def _value_shape(self, num_values: int) -> tuple[int, ...]:
-        """Shape of a datum's target values, without the axis of a known quantity."""
-        shape = self.likelihood.target_shape(self.output_shape)
-        return shape if math.prod(shape) == num_values else shape[:-1]
 
     @property
     def mean(self) -> Tensor:
         """E y."""
-        return self._moments(self.predictive.mean)
+        return self.layout.moments(self.predictive.mean)
 
     @property
     def variance(self) -> Tensor:
         """Var y = epistemic + aleatoric variance."""
-        return self._moments(self.predictive.variance)
+        return self.layout.moments(self.predictive.variance)
 
     @property
     def epistemic_variance(self) -> Tensor:
         """Var E[y | f]: the part of the variance that more data would take away."""
-        return self._moments(self.predictive.epistemic_variance)
+        return self.layout.moments(self.predictive.epistemic_variance)
 
     @property
     def aleatoric_variance(self) -> Tensor:
         """E Var[y | f]: the part of the variance that is noise."""
-        return self._moments(self.predictive.aleatoric_variance)
+        return self.layout.moments(self.predictive.aleatoric_variance)
 
     @property
     def stddev(self) -> Tensor:
@@ -103,29 +75,14 @@ class Prediction:
 
         NaN targets count as not observed where the likelihood allows that.
         """
-        return self.predictive.log_prob(self._checked(y))
-
-    def _checked(self, y: Any) -> Tensor:
-        """Targets flat, checked by the likelihood, with their known quantities."""
-        targets = as_tensor(y, "y", missing=self.likelihood.allows_missing)
-        if targets.dim() == 0 or len(targets) != self.num_rows:
-            raise ValueError(
-                f"y: expected one target for each of the {self.num_rows} rows predicted, got shape "
-                f"{tuple(targets.shape)}"
-            )
-        targets = targets.to(self.device)
-        if self.known is not None and targets.numel() == self.known.numel():
-            # the known quantities were given to `predict` already
-            known = self.known.reshape(targets.shape)
-            targets = torch.stack([targets.to(self.dtype), known], -1)
-        return self.likelihood.check_targets(targets, self.output_shape, self.dtype)
+        return self.predictive.log_prob(self.layout.checked(y))
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """Lower and upper end of the central interval that holds y with probability `level`."""
         if not 0 < level < 1:
             raise ValueError(f"level: expected a probability between 0 and 1, got {level}")
         lower, upper = self.predictive.interval(level)
-        return self._values(lower), self._values(upper)
+        return self.layout.values(lower), self.layout.values(upper)
 
     def sample(
         self, num_samples: int | None = None, *, generator: torch.Generator | None = None
@@ -141,13 +98,14 @@ class Prediction:
         """
         if num_samples is not None and num_samples < 1:
             raise ValueError(f"num_samples: expected at least 1, got {num_samples}")
-        draws = self._values(self.predictive.sample(num_samples or 1, generator))
+        draws = self.layout.values(self.predictive.sample(num_samples or 1, generator))
         return draws[0] if num_samples is None else draws
 
     def __repr__(self) -> str:
+        whose = "the network" if self.mean_of == "network" else "the refitted model"
         return (
-            f"{type(self).__name__}({self.num_rows} rows, output shape {self.output_shape}, "
-            f"mean of {'the network' if self.mean_of == 'network' else 'the refitted model'})"
+            f"{type(self).__name__}({self.layout.num_rows} rows, output shape "
+            f"{self.layout.output_shape}, mean of {whose})"
         )
 
 

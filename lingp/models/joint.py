@@ -1,0 +1,220 @@
+"""What `LinearizedGP.predict_joint` returns."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lingp.likelihoods import QuadraticLikelihood
+from lingp.likelihoods.predictives.gaussian import marginal_log_prob, total_factor
+from lingp.models.layout import TargetLayout
+from lingp.operators.square_root import square_root
+
+
+class JointPrediction(ABC):
+    """Predictive distribution of the targets at n inputs, all together.
+
+        p(y_1 .. y_n) = ∫ Π_n p(y_n | f_n) N(f; mean, covariance) df
+
+    Moments of class labels are those of the one-hot indicators.
+
+    Attributes
+    ----------
+    layout
+        Shapes of the targets, and the likelihood.
+    mean_of
+        Whose mean it is: "network" or "refit".
+    """
+
+    layout: TargetLayout
+    mean_of: str
+
+    @property
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """E y, (n, *moment shape)."""
+
+    @property
+    @abstractmethod
+    def covariance(self) -> Tensor:
+        """Cov y, (n·M x n·M), with row n·M + m for moment m of datum n."""
+
+    @abstractmethod
+    def log_prob(self, y: Any) -> Tensor:
+        """log p(y_1 .. y_n), 0-d."""
+
+    @abstractmethod
+    def standard_error(self, y: Any) -> Tensor:
+        """Standard error of `log_prob`, 0-d; zero where it is exact."""
+
+    @abstractmethod
+    def sample(self, num_samples: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
+        """Draws of y, rows dependent through f, (num_samples, n, *target shape)."""
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.layout.num_rows} rows, output shape "
+            f"{self.layout.output_shape}, mean of "
+            f"{'the network' if self.mean_of == 'network' else 'the refitted model'})"
+        )
+
+
+class GaussianJointPrediction(JointPrediction):
+    """Gaussian noise, exactly: y ~ N(mean, covariance + noise)."""
+
+    def __init__(
+        self, layout: TargetLayout, mean_of: str, location: Tensor, covariance: Tensor
+    ) -> None:
+        self.layout = layout
+        self.mean_of = mean_of
+        self._location = location  # (n, C)
+        self._latent = covariance  # (n·C, n·C)
+        self._noise = self._noise_covariance(layout.known)
+
+    def _noise_covariance(self, known: Tensor | None) -> Tensor:
+        """Of y given f, (n·C x n·C)."""
+        shape = (*self._location.shape, self._location.shape[1])
+        predictive = self.layout.likelihood.predictive(
+            self._location, self._location.new_zeros(shape), known=known
+        )
+        blocks = predictive.noise_covariance().expand(shape)  # type: ignore[attr-defined]
+        return torch.block_diag(*blocks)
+
+    @property
+    def mean(self) -> Tensor:
+        return self.layout.moments(self._location)
+
+    @property
+    def covariance(self) -> Tensor:
+        return self._latent + self._noise
+
+    def log_prob(self, y: Any) -> Tensor:
+        targets, noise = self.layout.checked(y), self._noise
+        if targets.dim() == 3:
+            noise = self._noise_covariance(targets[..., 1])
+            targets = targets[..., 0]
+        residual = (targets - self._location).reshape(1, -1)
+        return marginal_log_prob(residual, self._latent.unsqueeze(0), noise.unsqueeze(0)).squeeze(0)
+
+    def standard_error(self, y: Any) -> Tensor:
+        return torch.zeros_like(self.log_prob(y))
+
+    def sample(self, num_samples: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
+        _check_count(num_samples)
+        scale = total_factor(self._latent.unsqueeze(0), self._noise.unsqueeze(0)).squeeze(0)
+        draws = _normal(num_samples, self._location, scale, generator)
+        return self.layout.values(draws)
+
+
+class DrawnJointPrediction(JointPrediction):
+    """Any likelihood, by draws f_s of the function at all rows together.
+
+    log p(y) ≈ log 1/S Σ_s Π_n p(y_n | f_sn)
+    """
+
+    def __init__(
+        self,
+        layout: TargetLayout,
+        mean_of: str,
+        location: Tensor,
+        covariance: Tensor,
+        num_samples: int,
+        generator: torch.Generator | None,
+    ) -> None:
+        self.layout = layout
+        self.mean_of = mean_of
+        self._location = location
+        self._scale = square_root(covariance)
+        self._draws = _normal(num_samples, location, self._scale, generator)  # (S, n, C)
+
+    @property
+    def mean(self) -> Tensor:
+        means = self.layout.likelihood.conditional_mean(self._draws, self.layout.known)
+        return self.layout.moments(means.mean(0))
+
+    @property
+    def covariance(self) -> Tensor:
+        likelihood, known = self.layout.likelihood, self.layout.known
+        means = likelihood.conditional_mean(self._draws, known)  # (S, n, M)
+        centered = (means - means.mean(0)).flatten(1)
+        between = centered.mT @ centered / len(means)
+        num_values = likelihood.sample(self._location[:1], known if known is None else known[:1])
+        within = torch.diag(likelihood.conditional_variance(self._draws, known).mean(0).flatten())
+        num_indicators = means.shape[-1] // num_values.shape[-1]
+        if num_indicators > 1:  # one-hot indicators: those of a label exclude each other
+            p = means.unflatten(-1, (-1, num_indicators)).flatten(1, 2)  # (S, n·T, K)
+            products = torch.einsum("snk,snl->nkl", p, p) / len(p)
+            products.diagonal(dim1=-2, dim2=-1).zero_()
+            within = within - torch.block_diag(*products)
+        return between + within
+
+    def _log_terms(self, y: Any) -> Tensor:
+        """Σ_n log p(y_n | f_sn) of each draw, (S,)."""
+        return self.layout.likelihood.log_prob(self.layout.checked(y), self._draws).sum(-1)
+
+    def log_prob(self, y: Any) -> Tensor:
+        terms = self._log_terms(y)
+        return torch.logsumexp(terms, 0) - math.log(len(terms))
+
+    def standard_error(self, y: Any) -> Tensor:
+        # of log m, m the mean of terms t: by the delta method sd(t) / (m √S)
+        terms = self._log_terms(y)
+        ratios = (terms - terms.max()).exp()
+        return ratios.std() / (ratios.mean() * math.sqrt(len(terms)))
+
+    def sample(self, num_samples: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
+        _check_count(num_samples)
+        f = _normal(num_samples, self._location, self._scale, generator)
+        draws = self.layout.likelihood.sample(f, self.layout.known, generator=generator)
+        return self.layout.values(draws)
+
+
+def joint_prediction(
+    layout: TargetLayout,
+    mean_of: str,
+    location: Tensor,
+    covariance: Tensor,
+    *,
+    num_samples: int,
+    generator: torch.Generator | None,
+) -> JointPrediction:
+    """The joint predictive of n rows.
+
+    Parameters
+    ----------
+    layout
+        Shapes of the targets, and the likelihood.
+    mean_of
+        "network" or "refit".
+    location
+        Mean of f, (n x C).
+    covariance
+        Of f, (n·C x n·C).
+    num_samples, generator
+        Draws of f, where they are needed.
+    """
+    if num_samples < 2:
+        raise ValueError(f"num_samples: expected at least 2, got {num_samples}")
+    with torch.no_grad():
+        if isinstance(layout.likelihood, QuadraticLikelihood):
+            return GaussianJointPrediction(layout, mean_of, location, covariance)
+        return DrawnJointPrediction(layout, mean_of, location, covariance, num_samples, generator)
+
+
+def _normal(
+    num_samples: int, location: Tensor, scale: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    """Draws of N(location, scale scaleᵀ), (S x n x C)."""
+    noise = torch.randn(
+        (num_samples, len(scale)), generator=generator, dtype=scale.dtype, device=scale.device
+    )
+    return location + (noise @ scale.mT).view(num_samples, *location.shape)
+
+
+def _check_count(num_samples: int) -> None:
+    if num_samples < 1:
+        raise ValueError(f"num_samples: expected at least 1, got {num_samples}")

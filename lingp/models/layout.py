@@ -1,0 +1,74 @@
+"""Targets and moments of n rows, between the user's shapes and flat tensors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lingp.likelihoods import Likelihood, Tempered
+from lingp.models.intake import as_tensor
+
+
+@dataclass(frozen=True)
+class TargetLayout:
+    """What the targets of n predicted rows look like.
+
+    Attributes
+    ----------
+    likelihood
+        As it was when the prediction was made.
+    output_shape
+        Shape of the network's output for one row.
+    num_rows
+        n.
+    dtype, device
+        Of the predictions.
+    known
+        The known quantity of each target (noise variance, trials, exposure), (n x T), if any.
+    """
+
+    likelihood: Likelihood
+    output_shape: tuple[int, ...]
+    num_rows: int
+    dtype: torch.dtype
+    device: torch.device
+    known: Tensor | None = None
+
+    def moments(self, flat: Tensor) -> Tensor:
+        """(n x M) in the shape of the moments."""
+        return flat.reshape(len(flat), *self.likelihood.moment_shape(self.output_shape))
+
+    def values(self, flat: Tensor) -> Tensor:
+        """(... x n x T) in the shape of the targets, without an axis for known quantities."""
+        shape = self.likelihood.target_shape(self.output_shape)
+        if math.prod(shape) != flat.shape[-1]:
+            shape = shape[:-1]
+        return flat.reshape(*flat.shape[:-1], *shape)
+
+    def checked(self, y: Any) -> Tensor:
+        """The user's targets in the form likelihoods take; known quantities need not be repeated.
+
+        NaN targets are accepted where the likelihood allows them.
+        """
+        targets = as_tensor(y, "y", missing=self.likelihood.allows_missing)
+        if targets.dim() == 0 or len(targets) != self.num_rows:
+            raise ValueError(
+                f"y: expected one target for each of the {self.num_rows} rows predicted, got shape "
+                f"{tuple(targets.shape)}"
+            )
+        targets = targets.to(self.device)
+        if self.known is not None and targets.numel() == self.known.numel():
+            known = self.known.reshape(targets.shape)
+            targets = torch.stack([targets.to(self.dtype), known], -1)
+        return self.likelihood.check_targets(targets, self.output_shape, self.dtype)
+
+
+def untempered(likelihood: Likelihood) -> Likelihood:
+    """The likelihood that targets have: tempering is a matter of inference only."""
+    while isinstance(likelihood, Tempered):
+        likelihood = likelihood.likelihood
+    return likelihood
