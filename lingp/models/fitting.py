@@ -92,6 +92,9 @@ class FittedData:
         sample_weights = training.weights
         if sample_weights is not None and not bool((sample_weights > 0).any()):
             raise ValueError("sample_weight: all weights are zero; there is nothing to fit")
+        values = training.targets if training.targets.dim() == 2 else training.targets[..., 0]
+        if bool(values.isnan().all()):
+            raise ValueError("y: every target is missing; there is nothing to fit")
         training.weights = self._weights(self.likelihood, training.targets, sample_weights)
         self.training, self._sample_weights = training, sample_weights
         self._given = self._given + given
