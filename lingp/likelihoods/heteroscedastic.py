@@ -86,7 +86,8 @@ class Heteroscedastic(Likelihood):
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         (y, observed), (f1, f2) = split_missing(y), f.chunk(2, -1)
         g = self.precision(f2)
-        terms = g * (y - f1 / g).square() - g.log() + math.log(2 * math.pi)
+        z = g.sqrt() * (y - f1 / g)
+        terms = z.square() - g.log() + math.log(2 * math.pi)
         return -0.5 * (observed * terms).sum(-1)
 
     def residual(self, y: Tensor, f: Tensor) -> Tensor:
