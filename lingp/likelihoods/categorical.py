@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.predictives import LatentMixture, Predictive
-from lingp.likelihoods.roots import CurvatureRoot, DenseRoot
+from lingp.likelihoods.roots import BlockRoot, CurvatureRoot, DenseRoot
 from lingp.likelihoods.targets import check_values, flatten_targets, split_missing, with_rows
 
 
@@ -111,7 +111,7 @@ class Categorical(Likelihood):
         lower = torch.where(eye[1:, 1:].bool(), torch.diag_embed(diagonal), lower)
         root = torch.cat([-(first * rest).unsqueeze(-2), lower], -2)  # (N, L, K, K-1)
         root = (~y.isnan())[..., None, None] * root
-        return DenseRoot(block_diagonal(root))
+        return DenseRoot(root.squeeze(1)) if root.shape[1] == 1 else BlockRoot(root)
 
     def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
         return self._log_probs(f).exp().flatten(-2)
@@ -153,13 +153,3 @@ class Categorical(Likelihood):
 
     def extra_repr(self) -> str:
         return "" if self.num_classes is None else f"num_classes={self.num_classes}"
-
-
-def block_diagonal(blocks: Tensor) -> Tensor:
-    """(N x L x A x B) -> (N x L·A x L·B)."""
-    num_data, num_blocks, rows, columns = blocks.shape
-    if num_blocks == 1:
-        return blocks.squeeze(1)
-    eye = torch.eye(num_blocks, dtype=blocks.dtype, device=blocks.device)
-    spread = blocks.unsqueeze(-2) * eye[:, None, :, None]  # (N, L, A, L, B)
-    return spread.reshape(num_data, num_blocks * rows, num_blocks * columns)

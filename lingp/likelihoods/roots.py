@@ -219,3 +219,28 @@ class DenseRoot(_StoredRoot):
 
     def t_apply(self, v: Tensor) -> Tensor:
         return self.values.mT @ v
+
+
+@dataclass(frozen=True)
+class BlockRoot(_StoredRoot):
+    """R_n = blockdiag(values_n1 .. values_nL): L groups of outputs, independent given f.
+
+    Attributes
+    ----------
+    values
+        (N x L x A x B); R_n is (L·A x L·B).
+    """
+
+    @property
+    def num_outputs(self) -> int:  # type: ignore[override]
+        return self.values.shape[1] * self.values.shape[2]
+
+    @property
+    def rank(self) -> int:
+        return self.values.shape[1] * self.values.shape[3]
+
+    def apply(self, w: Tensor) -> Tensor:
+        return (self.values @ w.unflatten(1, (-1, self.values.shape[3]))).flatten(1, 2)
+
+    def t_apply(self, v: Tensor) -> Tensor:
+        return (self.values.mT @ v.unflatten(1, (-1, self.values.shape[2]))).flatten(1, 2)

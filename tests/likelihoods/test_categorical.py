@@ -98,9 +98,11 @@ def test_a_sequence_is_a_product_of_its_labels():
     expected = sum(single.log_prob(y[:, [k]], each[:, k]) for k in range(4))
     torch.testing.assert_close(likelihood.log_prob(y, f), expected)
     roots = [single.curvature_root(y[:, [k]], each[:, k]).tensors()[0] for k in range(4)]
-    root = likelihood.curvature_root(y, f).tensors()[0]
+    root = likelihood.curvature_root(y, f)
+    matrix = root.apply(torch.eye(root.rank).double().expand(5, -1, -1))
+    assert matrix.shape == (5, 12, 8)
     for n in range(5):
-        torch.testing.assert_close(root[n], torch.block_diag(*(r[n] for r in roots)))
+        torch.testing.assert_close(matrix[n], torch.block_diag(*(r[n] for r in roots)))
     assert likelihood.target_shape((4, 3)) == (4,)
     assert likelihood.moment_shape((4, 3)) == (4, 3)
     expected = each.softmax(-1).flatten(1)

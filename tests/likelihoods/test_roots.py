@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lingp.likelihoods import DenseRoot, DiagonalRoot, UniformRoot
+from lingp.likelihoods import BlockRoot, DenseRoot, DiagonalRoot, UniformRoot
 
 N, C, K, S = 4, 3, 2, 5
 
@@ -20,6 +20,8 @@ ROOTS = {
     "square": (DenseRoot, tensor(N, C, C)),
     "tall": (DenseRoot, tensor(N, C, K)),
     "wide": (DenseRoot, tensor(N, C, C + 1)),
+    "blocks": (BlockRoot, tensor(N, C, 1, 2)),
+    "one block": (BlockRoot, tensor(N, 1, C, K)),
 }
 
 
