@@ -39,7 +39,10 @@ def heteroscedastic_curvature(likelihood, y, f):
 
 def outputs_at(sigmas, means, link):
     """The outputs (n x 2) that stand for these standard deviations and means."""
-    sigma, mean = torch.tensor(sigmas).double(), torch.tensor(means).double()
+    sigma, mean = (
+        torch.tensor(sigmas, dtype=torch.float64),
+        torch.tensor(means, dtype=torch.float64),
+    )
     precision = sigma.square().reciprocal()
     f2 = precision.log()
     if link == "softplus":

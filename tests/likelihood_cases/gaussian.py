@@ -23,8 +23,8 @@ def with_noise(*shape):
 
 
 def scaled(sigmas, correlations):
-    sigmas = torch.tensor(sigmas).double()
-    return sigmas.unsqueeze(1) * torch.tensor(correlations).double() * sigmas
+    sigmas = torch.tensor(sigmas, dtype=torch.float64)
+    return sigmas.unsqueeze(1) * torch.tensor(correlations, dtype=torch.float64) * sigmas
 
 
 def inverse_covariance(likelihood, y, f):
