@@ -1,10 +1,16 @@
 """Inference on the whitened Jacobian: posteriors, evidence, hyperparameters."""
 
+from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.cost import InferenceChoice, available_memory, choose_space
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.function_space import FunctionSpace
-from lingp.inference.hyperparameters import ConvergenceWarning, HyperparameterResult, optimize
+from lingp.inference.hyperparameters import (
+    HyperparameterResult,
+    MisleadingObjectiveWarning,
+    optimize,
+)
 from lingp.inference.laplace import LinearizedLaplace, Mean
+from lingp.inference.leave_one_out import LeaveOneOut, leave_one_out
 from lingp.inference.posterior import InferenceMethod, Posterior
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.weight_space import WeightSpace
@@ -15,13 +21,16 @@ __all__ = [
     "HyperparameterResult",
     "InferenceChoice",
     "InferenceMethod",
+    "LeaveOneOut",
     "LinearizedLaplace",
     "Mean",
+    "MisleadingObjectiveWarning",
     "Posterior",
     "RoundingWarning",
     "TrainingSet",
     "WeightSpace",
     "available_memory",
     "choose_space",
+    "leave_one_out",
     "optimize",
 ]

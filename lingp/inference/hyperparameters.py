@@ -1,28 +1,43 @@
-"""Hyperparameters by maximum marginal likelihood (MAP-II where GPyTorch priors are registered)."""
+"""Hyperparameters by maximum marginal likelihood or leave-one-out predictive density.
+
+MAP-II where GPyTorch priors are registered on hyperparameters. Which objective to trust:
+
+- The evidence with the network's mean is the default. For classifiers it ends near the best
+  precision, usually below it by a factor; the evidence of one precision for all weights predicts
+  better than that of one per layer, which scores higher.
+- The evidence at a refitted mode of a likelihood that isn't quadratic drives precisions towards
+  zero: the features have seen the labels. The default takes the network's mean there as well.
+- Leave-one-out with the network's mean drives the precision of a well-trained classifier to
+  infinity: saturated outputs hide the data. With a refitted mean, and for regression, it is sound.
+- Validation data are better than any of these, see `tune_on_validation`.
+"""
 
 from __future__ import annotations
 
 import copy
-import itertools
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import gpytorch
 import torch
 from torch import Tensor
 
+from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.laplace import LinearizedLaplace
+from lingp.inference.mackay import fixed_point
+from lingp.inference.objectives import OBJECTIVES, Objective
 from lingp.inference.progress import count
-from lingp.inference.search import Search, maximize, set_values
-from lingp.inference.spectrum import has_spectral_evidence, spectral_evidence
+from lingp.inference.search import Search, maximize_from_starts, set_values, start_shifts
 
-_SHIFTS = (0.0, -4.0, 4.0)  # of raw values (logarithms by default): starts of the free search
+_RESTARTS = 2  # where each evaluation takes a factorisation
 
 
-class ConvergenceWarning(UserWarning):
-    """An iterative method stopped before its tolerance was reached."""
+class MisleadingObjectiveWarning(UserWarning):
+    """The objective asked for is known to choose bad hyperparameters with this likelihood."""
 
 
 @dataclass(frozen=True)
@@ -31,78 +46,139 @@ class HyperparameterResult:
 
     Attributes
     ----------
-    initial_log_marginal_likelihood, log_marginal_likelihood
-        Evidence before and after.
+    objective
+        "evidence" or "leave_one_out".
     mean
-        Whose mean the evidence is for: "network" or "refit".
+        Whose mean the objective is for, "network" or "refit"; predictions may have the other.
+    initial_value, value
+        The objective before and after: log marginal likelihood, or the sum of the leave-one-out
+        log predictive densities of all data.
     num_evaluations
-        How often the evidence was evaluated.
+        How often the objective was evaluated.
     gradient_norm
-        Largest derivative of the objective (evidence and GPyTorch priors) in a raw hyperparameter
-        at the end.
+        Largest derivative of the objective (with GPyTorch priors) in a raw hyperparameter at the
+        end.
     converged
         Whether that is below the tolerance.
     method
-        "eigendecomposition" or "L-BFGS".
+        "eigendecomposition", "L-BFGS" or "MacKay".
+    num_starts, num_agreeing
+        From how many points the search started, and how many of them came to the same value.
     """
 
-    initial_log_marginal_likelihood: float
-    log_marginal_likelihood: float
+    objective: str
     mean: str
+    initial_value: float
+    value: float
     num_evaluations: int
     gradient_norm: float
     converged: bool
     method: str
+    num_starts: int
+    num_agreeing: int
+
+    @property
+    def log_marginal_likelihood(self) -> float:
+        """The evidence at the end."""
+        return self._evidence(self.value)
+
+    @property
+    def initial_log_marginal_likelihood(self) -> float:
+        """The evidence at the start."""
+        return self._evidence(self.initial_value)
+
+    def _evidence(self, value: float) -> float:
+        if self.objective != "evidence":
+            raise AttributeError(
+                "log_marginal_likelihood: this search was for the leave-one-out predictive "
+                "density, its result is in `value`; call log_marginal_likelihood() of the model"
+            )
+        return value
 
     def __str__(self) -> str:
         return (
-            f"log marginal likelihood ({self.mean} mean) "
-            f"{self.initial_log_marginal_likelihood:.6g} -> {self.log_marginal_likelihood:.6g} "
-            f"by {self.method}, {self.num_evaluations} evaluations, gradient norm "
+            f"{OBJECTIVES[self.objective].words} ({self.mean} mean) {self.initial_value:.6g} -> "
+            f"{self.value:.6g} by {self.method}, {self.num_evaluations} evaluations, "
+            f"{self.num_agreeing} of {self.num_starts} starts agree, gradient norm "
             f"{self.gradient_norm:.1e} ({'converged' if self.converged else 'not converged'})"
         )
 
 
 def optimize(
-    laplace: LinearizedLaplace, *, tolerance: float = 1e-6, max_evaluations: int = 500
+    laplace: LinearizedLaplace,
+    *,
+    objective: Literal["auto", "evidence", "leave_one_out"] = "auto",
+    method: Literal["auto", "l-bfgs", "mackay"] = "auto",
+    num_restarts: int | None = None,
+    tolerance: float = 1e-6,
+    max_evaluations: int = 500,
+    generator: torch.Generator | None = None,
 ) -> HyperparameterResult:
-    """Maximise evidence plus log densities of registered GPyTorch priors; sets the hyperparameters.
+    """Maximise an objective plus log densities of registered GPyTorch priors.
+
+    Sets the hyperparameters.
 
     Parameters
     ----------
     laplace
         Its prior's and likelihood's parameters that require grad are optimised.
+    objective
+        "evidence" (log marginal likelihood) or "leave_one_out" (sum of leave-one-out log
+        predictive densities), with the mean that `laplace` has. "auto": the evidence; with a
+        refitted mean and a likelihood that isn't quadratic, that of the network's mean.
+    method
+        "l-bfgs": L-BFGS in raw values (logarithms by default), a factorisation per evaluation.
+        "mackay": fixed-point updates, see `lingp.inference.mackay`. "auto": one eigendecomposition
+        and a free search where that is possible, else L-BFGS.
+    num_restarts
+        Starts besides the current values; the best optimum is kept. By default 2, or all
+        combinations of shifted values where evaluations are free; one start for "mackay".
     tolerance
         On the largest derivative in a raw hyperparameter, in nats per observed value.
     max_evaluations
-        Of the evidence, for each start.
+        Of the objective, for each start.
+    generator
+        Draws starts when more restarts are asked for than there are fixed ones.
+
+    Raises
+    ------
+    ValueError
+        If no hyperparameter requires grad, an option is unknown, or MacKay updates don't apply.
     """
-    modules = (laplace.prior, laplace.likelihood)
-    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
-    if not parameters:
-        raise ValueError(
-            "there is nothing to optimise: no hyperparameter of prior and likelihood requires grad"
-        )
-    log_prior = hyperprior(modules)
-    threshold = tolerance * laplace.training.outputs.numel()
+    _check_options(objective, method, num_restarts)
+    parameters = free_parameters(laplace)
+    laplace, chosen = _choose_objective(laplace, objective)
+    threshold = tolerance * max(1.0, laplace.data_term.num_observed)
     with torch.no_grad():
-        initial = float(laplace.log_marginal_likelihood())
-    method, search = "eigendecomposition", None
-    if has_spectral_evidence(laplace):
-        search = _search_spectrum(laplace, parameters, log_prior, threshold, max_evaluations)
-    if search is None:
-        method = "L-BFGS"
-        search = _search_evidence(laplace, parameters, log_prior, threshold, max_evaluations)
+        initial = float(chosen.value())
+    if method == "mackay":
+        if chosen.name != "evidence":
+            raise ValueError('method: "mackay" maximises the evidence; use "l-bfgs" for others')
+        name, search = "MacKay", fixed_point(laplace, threshold, max_evaluations)
+    else:
+        shifts = start_shifts(len(parameters), num_restarts, generator)
+        name, found = "eigendecomposition", None
+        if method == "auto":
+            found = _search_spectrum(chosen, parameters, threshold, max_evaluations, shifts)
+        if found is None:
+            name = "L-BFGS"
+            if num_restarts is None:
+                shifts = shifts[: _RESTARTS + 1]
+            found = _search(chosen, parameters, threshold, max_evaluations, shifts)
+        search = found
     with torch.no_grad():
-        final = float(laplace.log_marginal_likelihood())
+        final = float(chosen.value())
     result = HyperparameterResult(
+        chosen.name,
+        laplace.mean,
         initial,
         final,
-        laplace.mean,
         search.num_evaluations,
         search.gradient_norm,
         search.gradient_norm <= threshold,
-        method,
+        name,
+        search.num_starts,
+        search.num_agreeing,
     )
     if not result.converged:
         warnings.warn(
@@ -113,6 +189,17 @@ def optimize(
             stacklevel=3,
         )
     return result
+
+
+def free_parameters(laplace: LinearizedLaplace) -> list[Tensor]:
+    """Raw hyperparameters that require grad, the prior's first."""
+    modules = (laplace.prior, laplace.likelihood)
+    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError(
+            "there is nothing to optimise: no hyperparameter of prior and likelihood requires grad"
+        )
+    return parameters
 
 
 def hyperprior(modules: Iterable[gpytorch.Module]) -> Callable[[], Tensor]:
@@ -133,53 +220,81 @@ def hyperprior(modules: Iterable[gpytorch.Module]) -> Callable[[], Tensor]:
     return log_density
 
 
-def _search_evidence(
-    laplace: LinearizedLaplace,
+def _check_options(objective: str, method: str, num_restarts: int | None) -> None:
+    if objective not in ("auto", *OBJECTIVES):
+        raise ValueError(
+            f'objective: expected "auto", "evidence" or "leave_one_out", got {objective!r}'
+        )
+    if method not in ("auto", "l-bfgs", "mackay"):
+        raise ValueError(f'method: expected "auto", "l-bfgs" or "mackay", got {method!r}')
+    if num_restarts is not None and num_restarts < 0:
+        raise ValueError(f"num_restarts: expected a number >= 0, got {num_restarts}")
+
+
+def _choose_objective(
+    laplace: LinearizedLaplace, objective: str
+) -> tuple[LinearizedLaplace, Objective]:
+    """The objective and the model it is of, with a warning where it is known to mislead."""
+    if not laplace.data_term.is_quadratic:
+        if objective == "auto" and laplace.mean == "refit":
+            laplace = dataclasses.replace(laplace, mean="network")
+        elif objective == "evidence" and laplace.mean == "refit":
+            _warn_misleading(
+                "the evidence at a refitted mean drives prior precisions towards zero when the "
+                'likelihood is not quadratic; objective="auto" takes the network\'s mean instead'
+            )
+        elif objective == "leave_one_out" and laplace.mean == "network":
+            _warn_misleading(
+                "leave-one-out with the network's mean drives the precision of a well-trained "
+                "network to infinity when the likelihood is not quadratic (saturated outputs hide "
+                'the data); use mean="refit", the evidence, or validation data'
+            )
+    name = "evidence" if objective == "auto" else objective
+    return laplace, OBJECTIVES[name](laplace)
+
+
+def _warn_misleading(message: str) -> None:
+    warnings.warn(message, MisleadingObjectiveWarning, stacklevel=5)
+
+
+def _search(
+    objective: Objective,
     parameters: Sequence[Tensor],
-    log_prior: Callable[[], Tensor],
     threshold: float,
     max_evaluations: int,
+    shifts: Sequence[Sequence[float]],
 ) -> Search:
     """The search with one factorisation per evaluation."""
+    laplace = objective.laplace
+    log_prior = hyperprior((laplace.prior, laplace.likelihood))
     with warnings.catch_warnings(), count("optimising", show=laplace.training.progress) as step:
         # said once, by the evaluation at the end, not at every step
         warnings.simplefilter("ignore", RoundingWarning)
 
-        def objective() -> Tensor:
+        def value() -> Tensor:
             step()
-            return laplace.log_marginal_likelihood() + log_prior()
+            return objective.value() + log_prior()
 
-        return maximize(objective, parameters, threshold, max_evaluations)
+        return maximize_from_starts(value, parameters, threshold, max_evaluations, shifts)
 
 
 def _search_spectrum(
-    laplace: LinearizedLaplace,
+    objective: Objective,
     parameters: Sequence[Tensor],
-    log_prior: Callable[[], Tensor],
     threshold: float,
     max_evaluations: int,
+    shifts: Sequence[Sequence[float]],
 ) -> Search | None:
-    """The search by eigenvalues from several starts; None, nothing moved, if rounding spoils it."""
-    evidence = spectral_evidence(laplace)
-
-    def arguments() -> tuple[Tensor, Tensor]:
-        noise = laplace.curvature_root().tensors()[0].pow(-2)
-        return laplace.prior.variances()[0].to(noise), noise
-
-    def objective() -> Tensor:
-        return evidence(*arguments()) + log_prior()
-
+    """The free search by eigenvalues; None, nothing moved, where there is none to rely on."""
+    spectral = objective.spectral()
+    if spectral is None:
+        return None
+    log_prior = hyperprior((objective.laplace.prior, objective.laplace.likelihood))
     start = [p.detach().clone() for p in parameters]
-    best, best_values, evaluations = None, start, 0
-    for shifts in itertools.product(_SHIFTS, repeat=len(parameters)):
-        set_values(parameters, [p + shift for p, shift in zip(start, shifts, strict=True)])
-        search = maximize(objective, parameters, threshold, max_evaluations)
-        evaluations += search.num_evaluations
-        if best is None or search.value > best.value:
-            best, best_values = search, [p.detach().clone() for p in parameters]
-    set_values(parameters, best_values)
-    with torch.no_grad():
-        if best is None or not evidence.resolved(*arguments()):
-            set_values(parameters, start)
-            return None
-    return Search(best.value, best.gradient_norm, evaluations)
+    found = maximize_from_starts(
+        lambda: spectral() + log_prior(), parameters, threshold, max_evaluations, shifts
+    )
+    if not spectral.resolved():
+        set_values(parameters, start)
+        return None
+    return found

@@ -1,101 +1,171 @@
-"""The evidence of an isotropic prior and one noise variance, from one eigendecomposition.
+"""The evidence as a function of scales: prior variance and noise, from one eigendecomposition.
 
-With J Jᵀ = U diag(λ) Uᵀ, prior variance v and noise s, the evidence is a sum over
-eigenvalues,
+With the eigenvalues λ of Φ Φᵀ at some hyperparameters, the prior variance s times as large and the
+curvature t times (noise 1/t times as large), the evidence is a sum over eigenvalues,
 
-    network mean  -½ [ N·C log 2πs + Σ_i log(1 + v λ_i/s) + |y - f*|²/s + |θ* - μ0|²/v ]
-    refit mean    -½ [ N·C log 2πs + Σ_i log(1 + v λ_i/s) + Σ_i u_i²/(s + v λ_i) + rest/s ]
+    network mean  log p(y | f*) - ½ [ |Σ0^{-1/2} (θ* - μ0)|²/s + Σ_i log(1 + st λ_i) ]
+    refit mean    log p(y | f = y) - ½ [ t (Σ_i u_i²/(1 + st λ_i) + rest) + Σ_i log(1 + st λ_i) ]
 
-with u = Uᵀ (y - f_lin(μ0)) and `rest` the part of its square outside the range of J. Any number
-of values of v and s then costs nothing. Jᵀ J has the same eigenvalues and serves when P < N·C.
+with u = Uᵀ z of the whitened residual z at the prior's mean, and `rest` the part of its square
+outside the range of Φ. Any number of values of s and t then costs nothing. Φᵀ Φ has the same
+eigenvalues and serves when P < N·K.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lingp.inference.factorize import ROUNDING_LIMIT, rounding_loss
-from lingp.inference.function_space import FunctionSpace
 from lingp.inference.laplace import LinearizedLaplace
-from lingp.inference.weight_space import WeightSpace
-from lingp.likelihoods import UniformRoot
+from lingp.inference.scaled_spectrum import (
+    ScaledSpectrum,
+    common_noise,
+    spectrum_resolved,
+    squared_jacobian,
+    works_in_a_space,
+)
+
+Parts = tuple[Tensor, Tensor]
+"""Two parts of the evidence: log p(y | f) - ½ |e|² at the mean, and log det(I + Φ Φᵀ)."""
+
+PartsAt = Callable[[Tensor, Tensor], Parts]
+"""The parts at scales (s, t)."""
 
 
 @dataclass(frozen=True)
-class SpectralEvidence:
-    """The evidence as a function of prior variance and noise.
+class CommonScales:
+    """The current hyperparameters as scales of those they had when this was made.
 
     Attributes
     ----------
-    eigenvalues
-        Of J Jᵀ or Jᵀ J, (k,).
-    misfit
-        u_i², (k,); zero for mean="network".
-    rest
-        Square of what no prior variance can explain: |y - f*|² for mean="network".
-    weights
-        |θ* - μ0|² for mean="network", else zero.
-    num_values
-        N·C.
+    laplace
+        An isotropic prior, or one that stays; noise common to all data, or a likelihood that stays.
+    variance, noise
+        Prior variance and noise at scale 1; None where the scale is always 1.
     """
 
-    eigenvalues: Tensor
-    misfit: Tensor
-    rest: Tensor
-    weights: Tensor
-    num_values: int
+    laplace: LinearizedLaplace
+    variance: Tensor | None
+    noise: Tensor | None
 
-    def __call__(self, variance: Tensor, noise: Tensor) -> Tensor:
-        scaled = variance * self.eigenvalues
-        total = self.num_values * (2 * math.pi * noise).log() + self.rest / noise
-        total = total + self.weights / variance + (scaled / noise).log1p().sum()
-        return -0.5 * (total + (self.misfit / (noise + scaled)).sum())
+    @classmethod
+    @torch.no_grad()
+    def of(cls, laplace: LinearizedLaplace) -> CommonScales:
+        """With the current hyperparameters as scale 1."""
+        variance = laplace.prior.variances()[0] if laplace.prior.isotropic else None
+        return cls(laplace, variance, common_noise(laplace))
 
-    def resolved(self, variance: Tensor, noise: Tensor) -> bool:
-        """Whether rounding of the eigenvalues leaves the evidence at these values intact."""
-        largest = float(variance / noise * self.eigenvalues.max())
-        size, dtype = len(self.eigenvalues), self.eigenvalues.dtype
-        return rounding_loss(largest, size, dtype) < ROUNDING_LIMIT
+    def __call__(self) -> tuple[Tensor, Tensor]:
+        """Scales s of the prior's variances and t of the curvature, 0-d, with a graph."""
+        like = self.laplace.training.outputs
+        s, t = like.new_ones(()), like.new_ones(())
+        if self.variance is not None:
+            s = (self.laplace.prior.variances()[0] / self.variance).to(like)
+        noise = common_noise(self.laplace)
+        if self.noise is not None and noise is not None:
+            t = (self.noise / noise).to(like)
+        return s, t
 
 
-def spectral_evidence(laplace: LinearizedLaplace) -> SpectralEvidence:
-    """One eigendecomposition of the unscaled kernel or GGN, in the space the method works in.
+def only_scales(laplace: LinearizedLaplace) -> bool:
+    """Whether all that is free is an isotropic precision and one noise variance.
 
-    Only for an isotropic prior and a `UniformRoot`.
+    The curvature then changes by a factor only, if it doesn't move with the posterior's mean.
     """
-    training = laplace.training
-    with torch.no_grad():
-        zero = training.outputs.new_zeros(())
-        network = laplace.mean == "network"
-        outputs = training.outputs if network else laplace.prior_outputs()
-        target = (training.targets - outputs).reshape(-1)
-        square = target.square().sum()
-        in_weight_space = laplace.method is WeightSpace
-        matrix = training.unit_ggn() if in_weight_space else training.unit_gram()
-        if network:
-            values = torch.linalg.eigvalsh(matrix).clamp(min=0)
-            misfit, rest = torch.zeros_like(values), square
-            weights = laplace.prior_deviation().square().sum()
-        else:
-            values, vectors = torch.linalg.eigh(matrix)
-            values, weights = values.clamp(min=0), zero
-            if in_weight_space:
-                u = target.view(training.num_data, -1, 1)
-                projected = (vectors.mT @ training.t_matmul(u).squeeze(-1)).square()
-                # below rounding, an eigenvalue and its share of the target are both noise
-                tiny = len(values) * torch.finfo(values.dtype).eps * values.max()
-                misfit = torch.where(values > tiny, projected / values.clamp(min=tiny), zero)
-            else:
-                misfit = (vectors.mT @ target).square()
-            rest = (square - misfit.sum()).clamp(min=0) if in_weight_space else zero
-    return SpectralEvidence(values, misfit, rest, weights, len(target))
+    scales = list(laplace.prior.parameters()) if laplace.prior.isotropic else []
+    if common_noise(laplace) is not None:
+        scales.append(laplace.likelihood.raw_noise)
+    known = {id(p) for p in scales}
+    free = [p for m in (laplace.prior, laplace.likelihood) for p in m.parameters()]
+    return all(id(p) in known for p in free if p.requires_grad)
 
 
 def has_spectral_evidence(laplace: LinearizedLaplace) -> bool:
     """Whether prior and likelihood have the form that one eigendecomposition serves."""
-    exact = laplace.method is WeightSpace or laplace.method is FunctionSpace
-    return exact and laplace.prior.isotropic and isinstance(laplace.curvature_root(), UniformRoot)
+    fixed_curvature = laplace.mean == "network" or laplace.data_term.is_quadratic
+    return works_in_a_space(laplace) and fixed_curvature and only_scales(laplace)
+
+
+@dataclass(frozen=True)
+class SpectralEvidence:
+    """The evidence at all scales; call it for the evidence at the current hyperparameters.
+
+    Attributes
+    ----------
+    scales
+        Of the current hyperparameters.
+    eigenvalues
+        Of Φ Φᵀ or Φᵀ Φ at scale 1, (k,).
+    parts_at
+        The evidence as a function of scales.
+    """
+
+    scales: CommonScales
+    eigenvalues: Tensor
+    parts_at: PartsAt
+
+    def parts(self) -> Parts:
+        """At the current hyperparameters, with a graph."""
+        return self.parts_at(*self.scales())
+
+    def __call__(self) -> Tensor:
+        fit, log_determinant = self.parts()
+        return fit - 0.5 * log_determinant
+
+    @torch.no_grad()
+    def resolved(self) -> bool:
+        """Whether rounding of the eigenvalues leaves the current evidence intact."""
+        s, t = self.scales()
+        return spectrum_resolved(self.eigenvalues, float(s * t))
+
+
+@torch.no_grad()
+def spectral_evidence(laplace: LinearizedLaplace) -> SpectralEvidence:
+    """One eigendecomposition at the current hyperparameters; see `has_spectral_evidence`."""
+    if laplace.mean == "network":
+        values, parts = _network_parts(laplace)
+    else:
+        values, parts = _refit_parts(laplace)
+    return SpectralEvidence(CommonScales.of(laplace), values, parts)
+
+
+def _network_parts(laplace: LinearizedLaplace) -> tuple[Tensor, PartsAt]:
+    training = laplace.training
+    values = torch.linalg.eigvalsh(squared_jacobian(laplace)).clamp(min=0)
+    variances = training.per_weight(laplace.prior.variances().to(training.outputs))
+    penalty = (laplace.prior_deviation().square() / variances).sum()
+
+    def parts(s: Tensor, t: Tensor) -> Parts:
+        log_likelihood = laplace.data_term.log_prob(training.outputs)
+        return log_likelihood - 0.5 * penalty / s, (s * t * values).log1p().sum()
+
+    return values, parts
+
+
+def _refit_parts(laplace: LinearizedLaplace) -> tuple[Tensor, PartsAt]:
+    data, outputs = laplace.data_term, laplace.prior_outputs()
+    spectrum = ScaledSpectrum.of(laplace)
+    values = spectrum.eigenvalues
+    z = data.whitened_residual(outputs)
+    square = z.square().sum()
+    if spectrum.in_weight_space:
+        # below rounding, an eigenvalue and its share of the residual are both noise
+        tiny = len(values) * torch.finfo(values.dtype).eps * values.max()
+        projected = spectrum.coordinates(z).square()
+        misfit = torch.where(values > tiny, projected / values.clamp(min=tiny), 0.0)
+        rest = (square - misfit.sum()).clamp(min=0)
+    else:
+        misfit = (spectrum.vectors.mT @ z.reshape(-1)).square()
+        rest = torch.zeros_like(square)
+    normalizer = data.log_prob(outputs) + 0.5 * square  # log p(y | f = y)
+    num_observed = data.num_observed
+
+    def parts(s: Tensor, t: Tensor) -> Parts:
+        scaled = s * t * values
+        square = t * ((misfit / (1 + scaled)).sum() + rest)
+        return normalizer + 0.5 * (num_observed * t.log() - square), scaled.log1p().sum()
+
+    return values, parts

@@ -1,0 +1,143 @@
+"""The posterior covariance of the outputs at each training datum, differentiable.
+
+With the posterior covariance E of the weights, C = J E Jᵀ of all outputs, and the gradient M of
+some function in the blocks C_n = J_n E J_nᵀ (M = blockdiag(M_n), symmetric),
+
+    in Σ0    ⟨dC, M⟩ = tr Σ0⁻¹ dΣ0 Σ0⁻¹ E (Jᵀ M J) E = ⟨(I - ΛC) M (I - CΛ), J dΣ0 Jᵀ⟩
+    in Λ     ⟨dC, M⟩ = -Σ_m tr dΛ_m [C M C]_mm
+
+The first form is for weight space: two passes over J, memory for P x P. The second is for function
+space. Values are those of the posterior, accurate past the rounding limit as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lingp.inference.function_space import FunctionSpace
+from lingp.inference.posterior import Posterior
+from lingp.inference.streaming import streamed_gram
+from lingp.inference.weight_space import WeightSpace
+from lingp.operators import gram
+
+
+def training_covariance(posterior: Posterior, root: Tensor) -> tuple[Tensor, Tensor]:
+    """C_n (N x C x C) and D_n = I - R_nᵀ C_n R_n (N x K x K).
+
+    Parameters
+    ----------
+    posterior
+        With a graph where gradients are wanted.
+    root
+        Its R_n written out, (N x C x K).
+    """
+    covariance: Tensor = _TrainingCovariance.apply(posterior, posterior.variances, root)
+    eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
+    inner = eye - root.mT @ covariance @ root
+    exact = _inner_values(posterior, inner.detach())
+    return covariance, inner + (exact - inner.detach())
+
+
+def _inner_values(posterior: Posterior, inner: Tensor) -> Tensor:
+    """D_n without cancellation: a datum alone in its direction has D_n near zero."""
+    if isinstance(posterior, FunctionSpace):
+        factor = posterior.factorization.factor
+        num_data, rank = inner.shape[:2]
+        inverse = torch.cholesky_inverse(factor).view(num_data, rank, num_data, rank)
+        return inverse.diagonal(dim1=0, dim2=2).movedim(-1, 0)
+    return inner
+
+
+class _TrainingCovariance(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, posterior: Posterior, variances: Tensor, root: Tensor) -> Tensor:
+        ctx.posterior = posterior
+        ctx.save_for_backward(variances, root)
+        blocks = [
+            posterior.marginal_covariance(factors.rows(piece))
+            for _, factors in posterior.training.chunks()
+            for piece in _pieces(posterior, factors.num_data)
+        ]
+        return torch.cat(blocks)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor]:
+        posterior, (variances, root) = ctx.posterior, ctx.saved_tensors
+        grad = 0.5 * (grad + grad.mT)
+        if isinstance(posterior, WeightSpace):
+            by_variance, by_curvature = _weight_space_gradients(posterior, grad)
+        elif isinstance(posterior, FunctionSpace):
+            by_variance, by_curvature = _function_space_gradients(posterior, root, grad)
+        else:
+            raise TypeError(
+                f"leave-one-out has gradients in weight space and in function space, not for "
+                f"{type(posterior).__name__}; choose another objective or inference"
+            )
+        return None, by_variance.to(variances), 2 * by_curvature @ root
+
+
+def _pieces(posterior: Posterior, num_data: int) -> list[slice]:
+    """Rows that can be worked on at once within the memory for dense pieces."""
+    size = max(1, posterior.training.chunk_bytes // posterior.bytes_per_row())
+    return [slice(i, min(i + size, num_data)) for i in range(0, num_data, size)]
+
+
+def _weight_space_gradients(posterior: WeightSpace, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients in the variances (L,) and in Λ (N x C x C)."""
+    training, scale = posterior.training, posterior.scale
+    size = training.num_parameters
+    zeros = grad.new_zeros(size, size)
+    # Jᵀ M J with M indefinite, as the difference of two Gram matrices
+    values, vectors = torch.linalg.eigh(grad)
+    halves = [vectors * (sign * values).clamp(min=0).sqrt().unsqueeze(-2) for sign in (1.0, -1.0)]
+    positive, negative = (
+        streamed_gram(
+            lambda half=half: (
+                (half[rows].mT @ jacobian).flatten(0, 1)
+                for rows, jacobian in training.dense_chunks()
+            ),
+            zeros,
+        )
+        for half in halves
+    )
+    whitened = scale.unsqueeze(-1) * (positive - negative) * scale
+    solved = posterior.factorization.solve(posterior.factorization.solve(whitened).mT)
+    sizes = [s.stop - s.start for s in training.linearized.parameter_slices]
+    shares = (solved.diagonal() / scale.square()).split(sizes)
+    by_variance = torch.stack([share.sum() for share in shares])
+    solved = scale.unsqueeze(-1) * solved * scale
+    blocks = [jacobian @ solved @ jacobian.mT for _, jacobian in training.dense_chunks()]
+    return by_variance, -torch.cat(blocks)
+
+
+def _function_space_gradients(
+    posterior: FunctionSpace, root: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients in the variances (L,) and in Λ (N x C x C)."""
+    training, (num_data, num_outputs) = posterior.training, grad.shape[:2]
+    variances = posterior.variances.detach()
+    kernel = gram(training.factors(), variances=variances)
+    size = len(kernel)
+    rooted = (root.mT @ kernel.view(num_data, num_outputs, size)).flatten(0, 1)  # Rᵀ K
+    solved = posterior.factorization.solve(rooted).mT  # C R, (N·C, N·K)
+    covariance = kernel - solved @ rooted
+    weighted = (grad @ covariance.view(num_data, num_outputs, size)).reshape(size, size)  # M C
+    # [C M C]_mm from rows m of C and columns m of M C
+    columns = weighted.view(size, num_data, num_outputs).movedim(0, 1)
+    by_curvature = -(covariance.view(num_data, num_outputs, size) @ columns)
+    # I - ΛC = I - R (C R)ᵀ
+    away = -(root @ solved.mT.reshape(num_data, -1, size)).reshape(size, size)
+    away.diagonal().add_(1)
+    by_columns = away.view(size, num_data, num_outputs).movedim(0, 1) @ grad  # (N, size, C)
+    by_kernel = by_columns.movedim(0, 1).reshape(size, size) @ away.mT
+    with torch.enable_grad():
+        leaf = variances.requires_grad_()
+        (by_variance,) = torch.autograd.grad(
+            gram(training.factors(), variances=leaf), leaf, by_kernel
+        )
+    return by_variance, by_curvature
