@@ -15,22 +15,22 @@ from lingp.inference import (
     InferenceChoice,
     LinearizedLaplace,
     Mean,
-    Posterior,
     optimize,
 )
-from lingp.inference.progress import track
+from lingp.inference.laplace import Sites
+from lingp.inference.mode import Mode
 from lingp.likelihoods import Likelihood, as_likelihood
-from lingp.linearization import Factors, LinearizedNetwork, ParameterSelection
-from lingp.linearization.inputs import Inputs, num_rows
+from lingp.linearization import LinearizedNetwork, ParameterSelection
+from lingp.linearization.inputs import num_rows
 from lingp.models.choice import Inference, check_inference, choose_method, dense_bytes, memory_for
 from lingp.models.class_weights import ClassWeight
 from lingp.models.covariance import PosteriorCovariance
 from lingp.models.fitting import FittedData, Missing
-from lingp.models.intake import as_inputs, as_known, row_batches
+from lingp.models.intake import as_inputs, as_known
 from lingp.models.joint import JointPrediction, joint_prediction
+from lingp.models.latents import Latents
 from lingp.models.layout import TargetLayout, untempered
 from lingp.models.prediction import Prediction
-from lingp.models.row_blocks import predictive_of
 from lingp.priors import Prior, as_prior
 
 
@@ -57,6 +57,9 @@ class LinearizedGP:
     mean
         "network": the posterior mean is the network's output. "refit": it is the optimum of the
         linearised model.
+    sites
+        Where the likelihood's curvature is taken: at the posterior "mean", or always at the
+        "network"'s outputs.
     dtype
         Of the network's copy, Jacobians and linear algebra.
     memory_budget
@@ -80,11 +83,14 @@ class LinearizedGP:
         parameters: ParameterSelection = "all",
         inference: Inference = "auto",
         mean: Mean = "network",
+        sites: Sites = "mean",
         dtype: torch.dtype = torch.float64,
         memory_budget: int | None = None,
     ) -> None:
         if mean not in ("network", "refit"):
             raise ValueError(f'mean: expected "network" or "refit", got {mean!r}')
+        if sites not in ("mean", "network"):
+            raise ValueError(f'sites: expected "mean" or "network", got {sites!r}')
         check_inference(inference)
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype: expected torch.float64 or torch.float32, got {dtype}")
@@ -102,6 +108,7 @@ class LinearizedGP:
         )
         self.prior.bind(self.linearized.parameter_names)
         self._mean: Mean = mean
+        self._sites: Sites = sites
         self._data: FittedData | None = None
         self._laplace: LinearizedLaplace | None = None
         self._choice: InferenceChoice | None = None
@@ -110,6 +117,11 @@ class LinearizedGP:
     def mean(self) -> Mean:
         """Whose mean predictions and evidence have: "network" or "refit"."""
         return self._mean
+
+    @property
+    def sites(self) -> Sites:
+        """Where the likelihood's curvature is taken: at the posterior "mean" or the "network"."""
+        return self._sites
 
     @property
     def dtype(self) -> torch.dtype:
@@ -209,7 +221,7 @@ class LinearizedGP:
             For one output; else a `MultitaskMultivariateNormal` over n rows and C tasks,
             interleaved.
         """
-        mean, covariance = self._latent(X)
+        mean, covariance = self._latents().joint(as_inputs(X))
         operator = PosteriorCovariance(covariance)
         if mean.shape[1] == 1:
             return MultivariateNormal(mean.squeeze(1), operator)
@@ -247,9 +259,8 @@ class LinearizedGP:
         """
         x = as_inputs(X)
         quantity = self._known(known, num_rows(x))
-        mean, covariance = self._marginals(x, progress)
-        options = {"method": method, "num_samples": num_samples, "generator": generator}
-        return Prediction(**self._predictive(mean, covariance, quantity, options))
+        moments = self._latents().marginals(x, progress)
+        return self._prediction(moments, quantity, method, num_samples, generator)
 
     def predict_joint(
         self,
@@ -274,8 +285,8 @@ class LinearizedGP:
         generator
             Source of randomness; torch's global one by default.
         """
-        mean, covariance = self._latent(X)
-        layout = self._layout(self._snapshot(), mean, self._known(known, len(mean)))
+        mean, covariance = self._latents().joint(as_inputs(X))
+        layout = self._layout(mean, self._known(known, len(mean)))
         return joint_prediction(
             layout, self._mean, mean, covariance, num_samples=num_samples, generator=generator
         )
@@ -286,6 +297,14 @@ class LinearizedGP:
         With the mean this GP has: see `lingp.inference.laplace`.
         """
         return self._fitted().log_marginal_likelihood()
+
+    def mode(self) -> Mode:
+        """The optimum of the linearised model that mean="refit" uses: how it was found.
+
+        Says whether it converged, in how many iterations, and to which gradient norm.
+        """
+        with torch.no_grad():
+            return self._fitted().mode()
 
     def optimize_hyperparameters(
         self, *, tolerance: float = 1e-6, max_evaluations: int = 500
@@ -322,19 +341,9 @@ class LinearizedGP:
         generator
             Source of randomness; torch's global one by default.
         """
-        laplace = self._fitted()
         if num_samples < 1:
             raise ValueError(f"num_samples: expected at least 1, got {num_samples}")
-        with torch.no_grad():
-            posterior, shift = laplace.posterior(), laplace.weight_shift()
-            weights = posterior.scale.unsqueeze(-1) * posterior.sample(num_samples, generator)
-            if shift is not None:
-                weights = weights + shift.unsqueeze(-1)
-            draws = []
-            for x in self._batches(as_inputs(X), posterior, False):
-                outputs, factors = self.linearized.factors(x)
-                draws.append(outputs.unsqueeze(-1) + factors.matmul(weights))
-            flat = torch.cat(draws).movedim(-1, 0)  # (S, n, C)
+        flat = self._latents().sample(as_inputs(X), num_samples, generator)
         return flat.reshape(*flat.shape[:2], *self._output_shape())
 
     def _fitted(self) -> LinearizedLaplace:
@@ -353,50 +362,34 @@ class LinearizedGP:
         """Choose inference for these data and start from nothing."""
         method, choice = choose_method(self.inference, data.training, self._memory())
         self._laplace = LinearizedLaplace(
-            data.training, self.prior, data.likelihood, method, self._mean
+            data.training, self.prior, data.likelihood, method, self._mean, self._sites
         )
         self._data, self._choice = data, choice
 
-    def _latent(self, X: Any) -> tuple[Tensor, Tensor]:
-        """Mean (n x C) and covariance (n·C x n·C) of the latent outputs at all rows together."""
-        laplace = self._fitted()
-        with torch.no_grad():
-            outputs, factors = self.linearized.factors(as_inputs(X))
-            mean = _moved(outputs, factors, laplace.weight_shift())
-            covariance = laplace.posterior().covariance(factors)
-            covariance = 0.5 * (covariance + covariance.mT)
-            covariance.diagonal().clamp_(min=0)  # rounding can take a vanishing variance below zero
-        return mean, covariance
+    def _latents(self) -> Latents:
+        return Latents(self._fitted(), self._memory())
 
-    def _marginals(self, x: Inputs, progress: bool) -> tuple[Tensor, Tensor]:
-        """Mean (n x C) and covariance (n x C x C) of the latent outputs of each row."""
-        laplace = self._fitted()
-        means, covariances = [], []
+    def _prediction(
+        self,
+        moments: tuple[Tensor, Tensor],
+        known: Tensor | None,
+        method: str | None,
+        num_samples: int | None,
+        generator: torch.Generator | None,
+    ) -> Prediction:
+        """The prediction of rows whose latent outputs have these means and covariances."""
+        layout = self._layout(moments[0], known)
         with torch.no_grad():
-            posterior, shift = laplace.posterior(), laplace.weight_shift()
-            for batch in self._batches(x, posterior, progress):
-                outputs, factors = self.linearized.factors(batch)
-                means.append(_moved(outputs, factors, shift))
-                covariances.append(posterior.marginal_covariance(factors))
-        return torch.cat(means), torch.cat(covariances)
+            predictive = layout.likelihood.predictive(
+                *moments, method, known=known, num_samples=num_samples, generator=generator
+            )
+        return Prediction(predictive, layout, self._mean)
 
-    def _predictive(
-        self, mean: Tensor, covariance: Tensor, known: Tensor | None, options: dict[str, Any]
-    ) -> dict[str, Any]:
-        """The fields of a `Prediction`."""
-        likelihood = self._snapshot()
-        with torch.no_grad():
-            predictive = predictive_of(likelihood, mean, covariance, known=known, **options)
-        layout = self._layout(likelihood, mean, known)
-        return {"predictive": predictive, "layout": layout, "mean_of": self._mean}
-
-    def _layout(self, likelihood: Likelihood, mean: Tensor, known: Tensor | None) -> TargetLayout:
+    def _layout(self, mean: Tensor, known: Tensor | None) -> TargetLayout:
+        # a copy: a prediction doesn't change with the hyperparameters later
+        likelihood = copy.deepcopy(untempered(self.likelihood)).requires_grad_(False)
         shape = self._output_shape()
         return TargetLayout(likelihood, shape, len(mean), mean.dtype, mean.device, known)
-
-    def _snapshot(self) -> Likelihood:
-        """The likelihood as it is now: a prediction doesn't change with it later."""
-        return copy.deepcopy(untempered(self.likelihood)).requires_grad_(False)
 
     def _known(self, known: Any, num_rows: int) -> Tensor | None:
         """Known quantities of targets to predict, (n x T)."""
@@ -416,11 +409,6 @@ class LinearizedGP:
     def _memory(self) -> float:
         return memory_for(self.memory_budget, self.linearized.device)
 
-    def _batches(self, x: Inputs, posterior: Posterior, progress: bool) -> Iterator[Inputs]:
-        rows = max(1, dense_bytes(self._memory()) // posterior.bytes_per_row())
-        total = -(-num_rows(x) // rows)
-        return track(row_batches(x, rows), "predicting", total=total, show=progress)
-
     def __repr__(self) -> str:
         state = "not fitted" if self._choice is None else str(self._choice)
         return (
@@ -431,10 +419,3 @@ class LinearizedGP:
 
 def _one_line(module: nn.Module) -> str:
     return f"{type(module).__name__}({module.extra_repr()})"
-
-
-def _moved(outputs: Tensor, factors: Factors, shift: Tensor | None) -> Tensor:
-    """f + J shift, (n x C)."""
-    if shift is None:
-        return outputs
-    return outputs + factors.matmul(shift.unsqueeze(-1)).squeeze(-1)

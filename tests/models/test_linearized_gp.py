@@ -102,7 +102,8 @@ def test_predictions_dont_depend_on_the_memory_budget(space):
     results = []
     for budget in (None, 150_000):
         gp = LinearizedGP(make_net(), inference=space, memory_budget=budget).fit(x, y)
-        batches = list(gp._batches(x_test, gp._laplace.posterior(), False))
+        latents = gp._latents()
+        batches = list(latents.batches(x_test, latents.laplace.posterior(), False))
         assert (len(batches) > 5) == (budget is not None)
         prediction = gp.predict(x_test)
         draws = gp.sample(x_test, 4, generator=torch.Generator().manual_seed(0))

@@ -88,7 +88,7 @@ def test_likelihoods_that_need_all_targets_say_so():
     class Whole(Gaussian):
         allows_missing = False
 
-    with pytest.raises(ValueError, match="missing.*Whole can't have missing targets"):
+    with pytest.raises(ValueError, match=r"missing.*Whole can't have missing targets"):
         LinearizedGP(make_net(), Whole()).fit(X, X.sum(1), missing="nan")
     with pytest.raises(ValueError, match='missing: expected "error" or "nan"'):
         LinearizedGP(make_net()).fit(X, X.sum(1), missing="drop")

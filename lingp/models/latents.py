@@ -1,0 +1,83 @@
+"""The posterior of the latent outputs at new inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lingp.inference import LinearizedLaplace, Posterior
+from lingp.inference.progress import track
+from lingp.linearization import Factors, LinearizedNetwork
+from lingp.linearization.inputs import Inputs, num_rows
+from lingp.models.choice import dense_bytes
+from lingp.models.intake import row_batches
+
+
+@dataclass(frozen=True)
+class Latents:
+    """f(x) ~ N( f_lin(x; mean), J(x) Cov(θ) J(x)ᵀ ) at the current hyperparameters.
+
+    Attributes
+    ----------
+    laplace
+        The posterior of the weights.
+    memory
+        Bytes that may be used.
+    """
+
+    laplace: LinearizedLaplace
+    memory: float
+
+    @property
+    def _linearized(self) -> LinearizedNetwork:
+        return self.laplace.training.linearized
+
+    @torch.no_grad()
+    def joint(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """Mean (n x C) and covariance (n·C x n·C) at all rows together."""
+        outputs, factors = self._linearized.factors(x)
+        mean = _moved(outputs, factors, self.laplace.weight_shift())
+        covariance = self.laplace.posterior().covariance(factors)
+        covariance = 0.5 * (covariance + covariance.mT)
+        covariance.diagonal().clamp_(min=0)  # rounding can take a vanishing variance below zero
+        return mean, covariance
+
+    @torch.no_grad()
+    def marginals(self, x: Inputs, progress: bool) -> tuple[Tensor, Tensor]:
+        """Mean (n x C) and covariance (n x C x C) at each row; in batches that fit in memory."""
+        posterior, shift = self.laplace.posterior(), self.laplace.weight_shift()
+        means, covariances = [], []
+        for batch in self.batches(x, posterior, progress):
+            outputs, factors = self._linearized.factors(batch)
+            means.append(_moved(outputs, factors, shift))
+            covariances.append(posterior.marginal_covariance(factors))
+        return torch.cat(means), torch.cat(covariances)
+
+    @torch.no_grad()
+    def sample(self, x: Inputs, num_samples: int, generator: torch.Generator | None) -> Tensor:
+        """Draws of f, joint over rows, (num_samples x n x C): one set of weights for each."""
+        posterior, shift = self.laplace.posterior(), self.laplace.weight_shift()
+        weights = posterior.scale.unsqueeze(-1) * posterior.sample(num_samples, generator)
+        if shift is not None:
+            weights = weights + shift.unsqueeze(-1)
+        draws = []
+        for batch in self.batches(x, posterior, False):
+            outputs, factors = self._linearized.factors(batch)
+            draws.append(outputs.unsqueeze(-1) + factors.matmul(weights))
+        return torch.cat(draws).movedim(-1, 0)
+
+    def batches(self, x: Inputs, posterior: Posterior, progress: bool) -> Iterator[Inputs]:
+        """Batches of rows whose dense pieces fit in memory."""
+        rows = max(1, dense_bytes(self.memory) // posterior.bytes_per_row())
+        total = -(-num_rows(x) // rows)
+        return track(row_batches(x, rows), "predicting", total=total, show=progress)
+
+
+def _moved(outputs: Tensor, factors: Factors, shift: Tensor | None) -> Tensor:
+    """f + J shift, (n x C)."""
+    if shift is None:
+        return outputs
+    return outputs + factors.matmul(shift.unsqueeze(-1)).squeeze(-1)
