@@ -151,6 +151,11 @@ def test_wrong_targets_are_named(y, output_shape, error, message):
         check(Categorical(), y, output_shape)
 
 
+def test_one_label_per_datum_has_a_number_of_labels():
+    assert Categorical().num_labels((3,)) == 3
+    assert Categorical().num_labels((4, 3)) is None
+
+
 def test_number_of_classes():
     assert as_likelihood("categorical").num_classes is None
     with pytest.raises(ValueError, match="num_classes: expected at least 2, got 1; use Bernoulli"):
@@ -182,8 +187,12 @@ def test_predictive_is_of_labels():
     mean, root = tensor(4, 3), tensor(4, 3, 3, seed=1)
     covariance = root @ root.mT
     for method in likelihood.methods:
-        predictive = likelihood.predictive(mean, covariance, method)
-        again = likelihood.predictive(mean, covariance, method)
+        predictive, again = (
+            likelihood.predictive(
+                mean, covariance, method, generator=torch.Generator().manual_seed(0)
+            )
+            for _ in range(2)
+        )
         assert torch.equal(predictive.mean, again.mean)
         one = torch.ones(4, dtype=torch.float64)
         torch.testing.assert_close(predictive.mean.sum(-1), one)
