@@ -175,28 +175,45 @@ class Field:
         """Run one case: load everywhere, warm up, take turns, then measure memory and numbers."""
         contenders = self.contenders if contenders is None else contenders
         results = {contender.name: Result() for contender in contenders}
-        path = str(Path(self._folder.name) / "data.npz")
-        np.savez(path, **data)
-
-        def guarded(contender: Contender, step: Any, *arguments: Any) -> None:
-            result = results[contender.name]
-            if result.failure:
-                return
-            try:
-                step(contender, result, *arguments)
-            except (WorkerError, InstallationError) as error:
-                result.failure = str(error).splitlines()[0]
-                self._report(contender, result)
-
+        path = self._saved(data)
         for contender in contenders:
-            guarded(contender, self._prepare, dict(case), path, schedule)
+            self._guarded(contender, results, self._prepare, dict(case), path, schedule)
         for turn in range(schedule.most):
             for contender in contenders:
-                guarded(contender, self._turn, turn, schedule)
+                self._guarded(contender, results, self._turn, turn, schedule)
         for contender in contenders:
             if not contender.timed_only:
-                guarded(contender, self._measure, schedule)
+                self._guarded(contender, results, self._measure, schedule)
         return results
+
+    def answers(
+        self, case: Mapping[str, Any], data: Mapping[str, np.ndarray], schedule: Schedule
+    ) -> dict[str, Result]:
+        """Run one case once on every contender: numbers are asked for, times are not."""
+        results = {contender.name: Result() for contender in self.contenders}
+        path = self._saved(data)
+        for contender in self.contenders:
+            self._guarded(contender, results, self._load, dict(case), path, schedule)
+            self._guarded(contender, results, self._measure, schedule)
+        return results
+
+    def _saved(self, data: Mapping[str, np.ndarray]) -> str:
+        path = str(Path(self._folder.name) / "data.npz")
+        np.savez(path, **data)
+        return path
+
+    def _guarded(
+        self, contender: Contender, results: Mapping[str, Result], step: Any, *arguments: Any
+    ) -> None:
+        """One step of one contender, unless it has failed; when it fails, keep the reason."""
+        result = results[contender.name]
+        if result.failure:
+            return
+        try:
+            step(contender, result, *arguments)
+        except (WorkerError, InstallationError) as error:
+            result.failure = str(error).splitlines()[0]
+            self._report(contender, result)
 
     def _worker(self, contender: Contender) -> Worker:
         # By name: contenders that differ in options only have processes of their own too.
@@ -204,7 +221,7 @@ class Field:
             self._workers[contender.name] = Worker(contender, self._cache, self.threads)
         return self._workers[contender.name]
 
-    def _prepare(
+    def _load(
         self,
         contender: Contender,
         result: Result,
@@ -218,6 +235,17 @@ class Field:
             self.versions[contender.name] = answer["versions"]
         options = {**case, **contender.options, "threads": self.threads}
         worker.ask("load", schedule.timeout, case=options, data=path)
+
+    def _prepare(
+        self,
+        contender: Contender,
+        result: Result,
+        case: dict[str, Any],
+        path: str,
+        schedule: Schedule,
+    ) -> None:
+        self._load(contender, result, case, path, schedule)
+        worker = self._worker(contender)
         spent = 0.0
         while spent < _WARM_UP_SECONDS:
             start = time.perf_counter()
