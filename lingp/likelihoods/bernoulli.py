@@ -21,6 +21,8 @@ class Bernoulli(ElementwiseLikelihood):
     independent given f. Missing targets are NaN.
     """
 
+    cdf_support = "counts"
+
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         flat = flatten_targets(y, output_shape, dtype, allow_missing=True)
         check_values(flat, (flat == 0) | (flat == 1), "labels 0 or 1")
@@ -44,6 +46,9 @@ class Bernoulli(ElementwiseLikelihood):
 
     def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
         return torch.sigmoid(f) * torch.sigmoid(-f)
+
+    def cdf_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+        return torch.where(y >= 1, 1.0, torch.sigmoid(-f))
 
     def sample(
         self,

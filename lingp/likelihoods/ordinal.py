@@ -42,6 +42,8 @@ class Ordinal(ElementwiseLikelihood):
     likeliest; freeze `first_cutpoint` where the bias should carry the location.
     """
 
+    cdf_support = "counts"
+
     first_cutpoint: torch.nn.Parameter
     raw_increments: torch.nn.Parameter
 
@@ -154,6 +156,10 @@ class Ordinal(ElementwiseLikelihood):
     def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
         p = self._probs(f)
         return (p * (1 - p)).flatten(-2)
+
+    def cdf_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+        upper, _, has_upper, _ = self._bounds(y.clamp(max=self.num_classes - 1), f)
+        return torch.where(has_upper, torch.sigmoid(upper), 1.0)
 
     def sample(
         self,

@@ -27,6 +27,17 @@ def test_log_prob_and_moments_are_those_of_the_distribution():
     torch.testing.assert_close(likelihood.conditional_variance(f), reference.variance)
 
 
+def test_distribution_function_and_intervals():
+    f = tensor(4, 1)
+    y = torch.arange(3.0).double()
+    expected = torch.cat([torch.sigmoid(-f), torch.ones(4, 2).double()], -1)
+    torch.testing.assert_close(Bernoulli().cdf_each(y, f, None), expected)
+    mean = torch.tensor([[-10.0], [0.0], [10.0]]).double()
+    lower, upper = Bernoulli().predictive(mean, torch.ones(3, 1, 1).double()).interval(0.9)
+    assert lower.flatten().tolist() == [0.0, 0.0, 1.0]
+    assert upper.flatten().tolist() == [0.0, 1.0, 1.0]
+
+
 @pytest.mark.parametrize("logit", [-700.0, -37.0, 0.0, 37.0, 700.0])
 @pytest.mark.parametrize("label", [0.0, 1.0])
 def test_no_digits_are_lost_at_saturation(logit, label):
@@ -85,6 +96,10 @@ def test_labels_of_every_dtype_are_the_same(y, output_shape):
 def test_wrong_targets_are_named(y, output_shape, message):
     with pytest.raises(ValueError, match=message):
         check(y, output_shape)
+
+
+def test_one_label_per_datum_has_a_number_of_labels():
+    assert [Bernoulli().num_labels(shape) for shape in ((), (1,), (3,))] == [2, 2, None]
 
 
 def test_samples_have_the_frequencies_of_the_probabilities():

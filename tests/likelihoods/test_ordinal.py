@@ -35,6 +35,18 @@ def test_log_prob_is_the_difference_of_the_cumulative_probabilities():
     torch.testing.assert_close(likelihood.conditional_mean(f).reshape(9, 2, 4).sum(-1), ones)
 
 
+def test_distribution_function_and_intervals():
+    likelihood, f = Ordinal(cutpoints=CUTPOINTS), tensor(9, 1)
+    y = torch.arange(6.0).double()
+    probs = likelihood.conditional_mean(f)
+    expected = torch.cat([probs.cumsum(-1), torch.ones(9, 2).double()], -1)
+    torch.testing.assert_close(likelihood.cdf_each(y, f, None), expected)
+    mean = torch.tensor([[-10.0], [0.0], [10.0]]).double()
+    lower, upper = likelihood.predictive(mean, torch.ones(3, 1, 1).double()).interval(0.9)
+    assert lower.flatten().tolist() == [0.0, 0.0, 3.0]
+    assert upper.flatten().tolist() == [0.0, 3.0, 3.0]
+
+
 def definition(label, f, cutpoints):
     """log p, its derivative and minus its second derivative at 400 digits."""
     bounds = [-mpmath.inf, *(mpmath.mpf(b) for b in cutpoints), mpmath.inf]
@@ -171,6 +183,10 @@ def test_wrong_arguments_are_named():
     for wrong in ([0.0, 0.0], [1.0, 0.0], [0.0, float("inf")], [float("nan"), 0.0]):
         with pytest.raises(ValueError, match="cutpoints: expected finite increasing"):
             Ordinal(cutpoints=wrong)
+
+
+def test_one_label_per_datum_has_a_number_of_labels():
+    assert [Ordinal(4).num_labels(shape) for shape in ((), (1,), (3,))] == [4, 4, None]
 
 
 def test_samples_have_the_frequencies_of_the_probabilities():
