@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import gpytorch
 import pytest
 import torch
@@ -80,6 +82,42 @@ def test_predictive_is_the_normal_with_both_variances(data, noise):
     variances = expected.variance
     error = ((variances.unsqueeze(-1) * variances.unsqueeze(-2) + total.square()) / count).sqrt()
     assert ((found - total).abs() / error).max() < 5
+
+
+@pytest.mark.parametrize("noise", [0.3, [0.1, 0.5, 2.0]])
+def test_missing_targets_leave_the_marginal_of_the_others(data, noise):
+    y, mean = data
+    root = tensor(N, C, C, seed=2)
+    covariance = root @ root.mT
+    y[1, 0] = y[2, 1:] = y[3] = torch.nan
+    likelihood = Gaussian(noise)
+    total = covariance + torch.diag_embed(likelihood.noise.expand(N, C))
+    expected = []
+    for row, m, cov in zip(y, mean, total, strict=True):
+        index = (~row.isnan()).nonzero().squeeze(1)
+        block = MultivariateNormal(m[index], cov[index][:, index]) if len(index) else None
+        expected.append(block.log_prob(row[index]) if block else torch.zeros(()).double())
+    log_prob = likelihood.predictive(mean, covariance).log_prob(y)
+    torch.testing.assert_close(log_prob, torch.stack(expected))
+    assert log_prob[3] == 0.0
+
+
+@pytest.mark.parametrize("noise", [1e-12, 1e-11])
+def test_rounding_of_the_covariance_does_not_drown_the_noise(noise):
+    # 1e4 v vᵀ less a few roundings: the sum with the noise has no Cholesky factor
+    v = torch.tensor([[1.0], [2.0]]).double()
+    covariance = (1e4 * v @ v.mT - 3e-11 * torch.eye(2).double()).unsqueeze(0)
+    y = torch.tensor([[3.0, 6.0]]).double()
+    likelihood = Gaussian(noise)
+    predictive = likelihood.predictive(torch.zeros(1, 2).double(), covariance)
+    # log N(y; 0, 1e4 v vᵀ + noise) by the determinant and inverse lemmas, y = 3 v
+    along = 5e4 + likelihood.noise
+    expected = -0.5 * (45 / along + (along * likelihood.noise).log() + 2 * math.log(2 * math.pi))
+    found = predictive.log_prob(y).sum()
+    # rounding turns v by 1e-15: 3e-9 standard deviations of the noise
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
+    gradients = [torch.autograd.grad(value, likelihood.raw_noise) for value in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-7)
 
 
 def test_a_vanishing_variance_is_not_negative():

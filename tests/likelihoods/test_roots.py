@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lingp.likelihoods import BlockRoot, DenseRoot, DiagonalRoot, UniformRoot
+from lingp.likelihoods import BlockRoot, DenseRoot, DiagonalRoot, SharedRoot, UniformRoot
 
 N, C, K, S = 4, 3, 2, 5
 
@@ -16,6 +16,8 @@ def tensor(*shape, seed=0):
 
 ROOTS = {
     "uniform": (lambda t: UniformRoot(t, N, C), torch.tensor(0.8, dtype=torch.float64)),
+    "shared": (lambda t: SharedRoot(t, N), tensor(C, C)),
+    "shared wide": (lambda t: SharedRoot(t, N), tensor(C, C + 1)),
     "diagonal": (DiagonalRoot, tensor(N, C)),
     "square": (DenseRoot, tensor(N, C, C)),
     "tall": (DenseRoot, tensor(N, C, K)),
@@ -70,3 +72,16 @@ def test_detach_and_with_tensors_keep_the_kind(kind):
     assert type(detached) is type(root)
     assert not detached.tensors()[0].requires_grad
     assert torch.equal(root.with_tensors(2 * values).tensors()[0], 2 * values)
+
+
+@pytest.mark.parametrize("kind", ROOTS)
+def test_weights_and_factors_multiply_the_curvature(kind):
+    make, values = ROOTS[kind]
+    root = make(values)
+    w = tensor(N, root.rank, S, seed=1)
+    weights = torch.tensor([0.0, 0.5, 1.0, 3.0], dtype=torch.float64)
+    close = torch.testing.assert_close
+    close(root.weighted(weights).apply(w), weights.sqrt().reshape(-1, 1, 1) * root.apply(w))
+    close(
+        root.scaled(torch.tensor(0.3).double()).apply(w), torch.tensor(0.3).double() * root.apply(w)
+    )

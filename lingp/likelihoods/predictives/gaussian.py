@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lingp.likelihoods.predictives.base import Predictive
+from lingp.likelihoods.psd_root import psd_root
 from lingp.likelihoods.targets import split_missing
 
 
@@ -141,17 +142,23 @@ def marginal_log_prob(residual: Tensor, covariance: Tensor, noise: Tensor) -> Te
 def total_factor(covariance: Tensor, noise: Tensor) -> Tensor:
     """Lower triangular L with L Lᵀ = covariance + noise, for all data, (N x C x C).
 
-    Where rounding leaves the sum indefinite, or there is no noise and it is singular, its
-    eigenvalues are raised to the noise's smallest, which they can't be below.
+    Where rounding leaves the sum indefinite, or there is no noise and it is singular, L is the
+    triangle of the two roots beside each other, [A B] with A Aᵀ = covariance and B Bᵀ = noise.
     """
     total = covariance + noise
     factor, info = torch.linalg.cholesky_ex(total)
     failed = info > 0
     if not bool(failed.any()):
         return factor
-    floor = torch.linalg.eigvalsh(noise.expand_as(total)[failed])[..., :1].clamp(min=0)
-    eigenvalues, vectors = torch.linalg.eigh(total[failed])
-    half = vectors * eigenvalues.maximum(floor).sqrt().unsqueeze(-2)
-    upper = torch.linalg.qr(half.mT).R  # half = Rᵀ Qᵀ: no squaring again
+    noise = noise.expand_as(total)
+    both = torch.cat([_root(covariance[failed]), _root(noise[failed])], -1)
+    upper = torch.linalg.qr(both.mT).R
     sign = torch.where(upper.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
-    return factor.index_put((failed,), (upper * sign.to(upper).unsqueeze(-1)).mT)
+    return factor.index_put((failed,), (sign.unsqueeze(-1) * upper).mT)
+
+
+def _root(matrix: Tensor) -> Tensor:
+    """A with A Aᵀ = matrix, in units in which no output drowns another."""
+    variances = matrix.diagonal(dim1=-2, dim2=-1)
+    scale = torch.where(variances > 0, variances, 1.0).sqrt().unsqueeze(-1)
+    return scale * psd_root(matrix / scale / scale.mT)
