@@ -95,7 +95,8 @@ def make_laplace(
     """Fit without the front door, in several batches."""
     linearized = LinearizedNetwork(net, dtype=dtype)
     prior.bind(linearized.parameter_names)
-    if isinstance(prior, Layerwise):  # precisions that differ
+    if isinstance(prior, Layerwise) and len(set(prior.precision.tolist())) == 1:
+        # precisions that differ
         steps = torch.linspace(-0.5, 0.5, prior.num_parameter_tensors, dtype=torch.float64)
         prior.initialize(raw_precision=math.log(0.7) + steps)
     pieces = [None] * len(x.split(5)) if weights is None else weights.split(5)
