@@ -171,6 +171,15 @@ class Likelihood(gpytorch.Module, ABC):
         constraint = getattr(self, f"raw_{name}_constraint")
         self.initialize(**{f"raw_{name}": constraint.inverse_transform(checked)})
 
+    def check_per_output(self, name: str, num_outputs: int) -> None:
+        """Raise unless a hyperparameter made by `register_positive` fits the number of outputs."""
+        raw = getattr(self, f"raw_{name}")
+        if raw.dim() == 1 and len(raw) != num_outputs:
+            raise ValueError(
+                f"{name}: has {len(raw)} values, but the network has {num_outputs} outputs; give "
+                "one number, or one value per output"
+            )
+
 
 class QuadraticLikelihood(Likelihood):
     """A likelihood whose log p(y | f) is quadratic in f: one linear solve is the posterior mean."""

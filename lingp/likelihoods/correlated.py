@@ -40,7 +40,10 @@ class CorrelatedGaussian(QuadraticLikelihood):
         super().__init__()
         scale, coupling = _raw(_as_covariance(covariance))
         self.register_parameter("raw_scale", torch.nn.Parameter(scale))
-        self.register_parameter("raw_coupling", torch.nn.Parameter(coupling))
+        # one output has none, and what is empty can't be searched over
+        self.register_parameter(
+            "raw_coupling", torch.nn.Parameter(coupling, requires_grad=len(coupling) > 0)
+        )
 
     @property
     def factor(self) -> Tensor:

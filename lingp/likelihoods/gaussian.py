@@ -53,12 +53,7 @@ class Gaussian(QuadraticLikelihood):
         self.set_positive("noise", value)
 
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        num_outputs = math.prod(output_shape)
-        if self.raw_noise.dim() == 1 and len(self.raw_noise) != num_outputs:
-            raise ValueError(
-                f"noise: has {len(self.raw_noise)} variances, but the network has {num_outputs} "
-                "outputs; give one number, or one variance per output"
-            )
+        self.check_per_output("noise", math.prod(output_shape))
         return flatten_targets(y, output_shape, dtype, allow_missing=True)
 
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:

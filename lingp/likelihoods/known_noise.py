@@ -66,12 +66,8 @@ class KnownNoiseGaussian(QuadraticLikelihood):
         return output_shape
 
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        num_outputs, noise = math.prod(output_shape), self.noise
-        if noise.dim() == 1 and len(noise) != num_outputs:
-            raise ValueError(
-                f"noise: has {len(noise)} variances, but the network has {num_outputs} "
-                "outputs; give one number, or one variance per output"
-            )
+        if self.has_noise:
+            self.check_per_output("noise", math.prod(output_shape))
         pairs = flatten_pairs(y, output_shape, dtype, "(value, known noise variance)")
         known = pairs[..., 1]
         lowest = known >= 0 if self.has_noise else known > 0

@@ -172,6 +172,14 @@ def test_wrong_covariances_are_named(covariance, error, message):
         CorrelatedGaussian(covariance)
 
 
+def test_one_output_is_gaussian_noise():
+    y, f = tensor(N, 1), tensor(N, 1, seed=1)
+    likelihood = CorrelatedGaussian([[0.4]])
+    y[2] = torch.nan
+    close(likelihood.log_prob(y, f), Gaussian(0.4).log_prob(y, f))
+    assert [p.numel() for p in likelihood.parameters() if p.requires_grad] == [1]
+
+
 def test_targets_and_covariance_must_fit():
     likelihood = CorrelatedGaussian(COVARIANCE)
     with pytest.raises(ValueError, match=r"covariance: is for 3 outputs.*2"):

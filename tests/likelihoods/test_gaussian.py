@@ -190,7 +190,7 @@ def test_targets_are_never_broadcast(target_shape, output_shape):
 
 
 def test_targets_and_noise_must_fit():
-    with pytest.raises(ValueError, match=r"noise: has 2 variances.*3 outputs"):
+    with pytest.raises(ValueError, match=r"noise: has 2 values.*3 outputs"):
         Gaussian([0.1, 0.2]).check_targets(torch.ones(5, 3), (3,), torch.float64)
     with pytest.raises(TypeError, match="real"):
         Gaussian().check_targets(torch.ones(5, dtype=torch.complex64), (), torch.float64)

@@ -152,7 +152,7 @@ def test_wrong_arguments_are_named(data):
     _, known, mean = data
     covariance = torch.eye(C).double().expand(N, C, C)
     likelihood = KnownNoiseGaussian([0.1, 0.2, 0.3])
-    with pytest.raises(ValueError, match=r"noise: has 3 variances.*2 outputs"):
+    with pytest.raises(ValueError, match=r"noise: has 3 values.*2 outputs"):
         likelihood.check_targets(torch.ones(5, 2, 2), (2,), torch.float64)
     with pytest.raises(ValueError, match="known: has 4 rows for 5"):
         KnownNoiseGaussian().predictive(mean, covariance, known=known[:4])
