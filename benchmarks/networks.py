@@ -137,7 +137,8 @@ def load_weights(
         for name, value in data.items()
         if name.startswith("net.")
     }
+    network.to(dtype)  # first: weights in float64 would be rounded by a network in float32
     missing, unexpected = network.load_state_dict(state, strict=False)
     if unexpected or any(not name.endswith("num_batches_tracked") for name in missing):
         raise ValueError(f"weights do not fit: {missing} missing, {unexpected} unexpected")
-    return network.to(dtype)
+    return network
