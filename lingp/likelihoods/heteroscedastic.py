@@ -11,6 +11,7 @@ from torch.nn.functional import softplus
 
 from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.predictives import LatentMixture, Predictive
+from lingp.likelihoods.psd_root import psd_root
 from lingp.likelihoods.roots import CurvatureRoot, DenseRoot
 from lingp.likelihoods.targets import flatten_targets, split_missing
 
@@ -137,7 +138,7 @@ class Heteroscedastic(Likelihood):
     ) -> Predictive:
         self.check_method(method)
         generator = generator or torch.Generator(mean.device).manual_seed(0)
-        scale = torch.linalg.cholesky(covariance)
+        scale = psd_root(covariance)
         shape = (num_samples or 1000, *mean.shape, 1)
         normal = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
         nodes = mean + (scale @ normal).squeeze(-1)
