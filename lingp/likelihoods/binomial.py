@@ -14,6 +14,7 @@ from lingp.likelihoods.counts import (
     whole,
 )
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
+from lingp.likelihoods.special import betainc
 from lingp.likelihoods.targets import check_values, flatten_targets
 
 
@@ -29,6 +30,8 @@ class Binomial(ElementwiseLikelihood):
         (successes, trials) along a last axis of two, and at prediction `known` is the number of
         trials, one by default. Moments are those of the number of successes.
     """
+
+    cdf_support = "counts"
 
     def __init__(self, total_count: int | None = None) -> None:
         super().__init__()
@@ -87,6 +90,11 @@ class Binomial(ElementwiseLikelihood):
 
     def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
         return self.trials(f, known) * f.sigmoid() * (-f).sigmoid()
+
+    def cdf_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+        n = self.trials(f, known)
+        below = betainc((n - y).clamp(min=1.0), y + 1, (-f).sigmoid())
+        return torch.where(y >= n, 1.0, below)
 
     def sample(
         self,

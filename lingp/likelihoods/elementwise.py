@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from lingp.likelihoods.base import Likelihood
-from lingp.likelihoods.predictives import LatentMixture, Predictive
+from lingp.likelihoods.predictives import AffineMixture, ElementwisePredictive, Predictive
+from lingp.likelihoods.predictives.draws import random_normal
 from lingp.likelihoods.roots import CurvatureRoot, DiagonalRoot
 from lingp.likelihoods.targets import split_missing
 
@@ -27,6 +28,12 @@ class ElementwiseLikelihood(Likelihood):
     has_known: bool = False
     """Whether targets come with a known quantity."""
 
+    log_concave: ClassVar[bool] = True
+    """Whether log p(y | f) is concave in f; otherwise it has one peak."""
+
+    cdf_support: ClassVar[Literal["counts", "reals"] | None] = None
+    """What `cdf_each` is a distribution function over; None: there is none."""
+
     @abstractmethod
     def log_prob_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
         """log p(y_c | f_c), elementwise over broadcast arguments; y is never NaN."""
@@ -38,6 +45,19 @@ class ElementwiseLikelihood(Likelihood):
     @abstractmethod
     def root_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
         """The square root of Λ_c >= 0, elementwise, in a form that doesn't over- or underflow."""
+
+    def cdf_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+        """P(y_c <= y | f_c), elementwise, for y in the support; nothing is differentiated."""
+        raise AttributeError(f"cdf_each: {type(self).__name__} has no distribution function")
+
+    def exact_moments(
+        self, mean: Tensor, variance: Tensor, known: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """E y, Var E[y | f] and E Var[y | f] under f_c ~ N(mean_c, variance_c), (N x M) each.
+
+        None where there is no closed form: quadrature then.
+        """
+        return None
 
     def split_known(self, y: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """Values without NaN, their known quantities and where values were observed, (N x C)."""
@@ -73,10 +93,7 @@ class ElementwiseLikelihood(Likelihood):
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Predictive:
-        method = self.check_method(method)
-        scale = torch.linalg.cholesky(covariance)
-        shape = (num_samples or 1000, *mean.shape, 1)
-        normal = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
-        nodes = mean + (scale @ normal).squeeze(-1)
-        log_weights = torch.full_like(nodes[:, :1, 0], -len(nodes)).log_softmax(0)
-        return LatentMixture(self, nodes, log_weights, known)
+        if self.check_method(method) == "quadrature":
+            return ElementwisePredictive(self, mean, covariance, known)
+        normal = random_normal(num_samples, mean, generator)
+        return AffineMixture(self, mean, covariance, normal, known)

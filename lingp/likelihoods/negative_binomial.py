@@ -16,6 +16,7 @@ from lingp.likelihoods.counts import (
     stirling_error,
 )
 from lingp.likelihoods.poisson import Poisson, log_rate
+from lingp.likelihoods.special import betainc
 
 
 class NegativeBinomial(Poisson):
@@ -84,8 +85,8 @@ class NegativeBinomial(Poisson):
         # log p at the mean μ = y, where nothing large cancels, and the deviation from it
         peak = stirling_error(exact + count) - stirling_error(exact) - 0.5 * ratio
         peak = peak - log_factorial_excess(y)
-        share = count / (exact + count)
-        successes = y * (logsigmoid(u) - torch.where(y == 0, 1.0, share).log().to(f))
+        share = (exact / count.clamp(min=1.0)).log1p()  # -log of the mean's σ(u) at μ = y
+        successes = y * (logsigmoid(u) + share.to(f))
         failures = size * (logsigmoid(-u) + ratio.to(f))
         return successes + failures + peak.to(f)
 
@@ -100,6 +101,19 @@ class NegativeBinomial(Poisson):
     def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
         rate = limited_exp(log_rate(f, known))
         return rate + self.dispersion.to(f) * rate.square()
+
+    def exact_moments(
+        self, mean: Tensor, variance: Tensor, known: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        # of a log-normal rate
+        eta = log_rate(mean, known)
+        rate, dispersion = (eta + 0.5 * variance).exp(), self.dispersion.to(mean)
+        inner = rate + dispersion * (2 * eta + 2 * variance).exp()
+        return rate, (2 * eta + variance).exp() * variance.expm1(), inner
+
+    def cdf_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+        size, u = self.log_odds(f, known)
+        return betainc(size, y + 1, (-u).sigmoid())
 
     def sample(
         self,

@@ -10,6 +10,7 @@ from gpytorch.constraints import GreaterThan, Interval
 from torch import Tensor
 
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
+from lingp.likelihoods.special import student_t_cdf
 from lingp.likelihoods.targets import flatten_targets
 
 
@@ -41,6 +42,9 @@ class StudentT(ElementwiseLikelihood):
     Lange, Little and Taylor, "Robust statistical modeling using the t distribution", Journal of the
     American Statistical Association 84 (1989), appendix B, for the Fisher information.
     """
+
+    log_concave = False
+    cdf_support = "reals"
 
     raw_degrees_of_freedom: torch.nn.Parameter
     raw_scale: torch.nn.Parameter
@@ -79,14 +83,8 @@ class StudentT(ElementwiseLikelihood):
         self.set_positive("scale", value)
 
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        num_outputs = math.prod(output_shape)
         for name in ("degrees_of_freedom", "scale"):
-            raw = getattr(self, f"raw_{name}")
-            if raw.dim() == 1 and len(raw) != num_outputs:
-                raise ValueError(
-                    f"{name}: has {len(raw)} values, but the network has {num_outputs} outputs; "
-                    "give one number, or one per output"
-                )
+            self.check_per_output(name, math.prod(output_shape))
         return flatten_targets(y, output_shape, dtype, allow_missing=True)
 
     def log_prob_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
@@ -115,6 +113,15 @@ class StudentT(ElementwiseLikelihood):
         ratio = freedom / torch.where(exists, freedom - 2, 1.0)
         variance = torch.where(exists, ratio * self.scale.square(), math.inf)
         return variance.to(f).expand_as(f)
+
+    def exact_moments(
+        self, mean: Tensor, variance: Tensor, known: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        return mean, variance, self.conditional_variance(mean)
+
+    def cdf_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+        scale = self.scale.to(f)
+        return student_t_cdf(self.degrees_of_freedom.to(f), (y - f) / scale)
 
     def sample(
         self,

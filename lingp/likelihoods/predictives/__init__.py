@@ -1,6 +1,8 @@
 """Predictive distributions p(y) = E p(y | f) of targets."""
 
 from lingp.likelihoods.predictives.base import Predictive
+from lingp.likelihoods.predictives.draws import AffineMixture
+from lingp.likelihoods.predictives.elementwise import ElementwisePredictive
 from lingp.likelihoods.predictives.gaussian import (
     CorrelatedGaussianPredictive,
     GaussianPredictive,
@@ -9,7 +11,9 @@ from lingp.likelihoods.predictives.gaussian import (
 from lingp.likelihoods.predictives.latent_mixture import LatentMixture
 
 __all__ = [
+    "AffineMixture",
     "CorrelatedGaussianPredictive",
+    "ElementwisePredictive",
     "GaussianPredictive",
     "KnownNoisePredictive",
     "LatentMixture",
