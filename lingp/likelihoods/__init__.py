@@ -10,14 +10,23 @@ from lingp.likelihoods.bernoulli import Bernoulli
 from lingp.likelihoods.binomial import Binomial
 from lingp.likelihoods.categorical import Categorical
 from lingp.likelihoods.correlated import CorrelatedGaussian
+from lingp.likelihoods.from_distribution import FromDistribution
 from lingp.likelihoods.gaussian import Gaussian
+from lingp.likelihoods.gpytorch_likelihood import to_gpytorch
 from lingp.likelihoods.heteroscedastic import Heteroscedastic
 from lingp.likelihoods.known_noise import KnownNoiseGaussian
 from lingp.likelihoods.negative_binomial import NegativeBinomial
 from lingp.likelihoods.ordinal import Ordinal
 from lingp.likelihoods.poisson import Poisson
 from lingp.likelihoods.predictives import GaussianPredictive, Predictive
-from lingp.likelihoods.roots import CurvatureRoot, DenseRoot, DiagonalRoot, SharedRoot, UniformRoot
+from lingp.likelihoods.roots import (
+    BlockRoot,
+    CurvatureRoot,
+    DenseRoot,
+    DiagonalRoot,
+    SharedRoot,
+    UniformRoot,
+)
 from lingp.likelihoods.student_t import StudentT
 from lingp.likelihoods.tempered import Tempered
 
@@ -25,11 +34,13 @@ __all__ = [
     "AutodiffLikelihood",
     "Bernoulli",
     "Binomial",
+    "BlockRoot",
     "Categorical",
     "CorrelatedGaussian",
     "CurvatureRoot",
     "DenseRoot",
     "DiagonalRoot",
+    "FromDistribution",
     "Gaussian",
     "GaussianPredictive",
     "Heteroscedastic",
@@ -45,12 +56,16 @@ __all__ = [
     "Tempered",
     "UniformRoot",
     "as_likelihood",
+    "to_gpytorch",
 ]
 
 _BY_NAME: dict[str, Callable[[], Likelihood]] = {
     "gaussian": Gaussian,
     "categorical": Categorical,
     "bernoulli": Bernoulli,
+    "binomial": Binomial,
+    "poisson": Poisson,
+    "negative_binomial": NegativeBinomial,
     "heteroscedastic": Heteroscedastic,
     "student_t": StudentT,
 }

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from lingp.likelihoods.base import Likelihood
-from lingp.likelihoods.predictives import LatentMixture, Predictive
+from lingp.likelihoods.predictives import AffineMixture, Predictive
+from lingp.likelihoods.predictives.draws import random_normal
 from lingp.likelihoods.psd_root import psd_root
 from lingp.likelihoods.roots import CurvatureRoot, DenseRoot
 from lingp.likelihoods.targets import flatten_targets
@@ -197,26 +198,12 @@ class AutodiffLikelihood(Likelihood):
         generator: torch.Generator | None = None,
     ) -> Predictive:
         self.check_method(method)
-        return monte_carlo(self, mean, covariance, num_samples, generator)
+        normal = random_normal(num_samples, mean, generator)
+        return AffineMixture(self, mean, covariance, normal)
 
     def extra_repr(self) -> str:
         curvature = self.curvature if isinstance(self.curvature, str) else name_of(self.curvature)
         return f"log_prob={name_of(self.density)}, curvature={curvature}"
-
-
-def monte_carlo(
-    likelihood: Likelihood,
-    mean: Tensor,
-    covariance: Tensor,
-    num_samples: int | None,
-    generator: torch.Generator | None,
-) -> LatentMixture:
-    """Equally weighted draws of f from its joint normal over outputs."""
-    generator = generator or torch.Generator(mean.device).manual_seed(0)
-    shape = (num_samples or 1000, *mean.shape, 1)
-    normal = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
-    nodes = mean + (psd_root(covariance) @ normal).squeeze(-1)
-    return LatentMixture(likelihood, nodes, torch.zeros_like(nodes[:, :1, 0]).log_softmax(0))
 
 
 def name_of(function: object) -> str:

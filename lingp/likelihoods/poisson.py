@@ -37,6 +37,8 @@ class Poisson(ElementwiseLikelihood):
         `known` is the exposure, one by default.
     """
 
+    cdf_support = "counts"
+
     def __init__(self, *, exposure: bool = False) -> None:
         super().__init__()
         self.has_known = exposure
@@ -60,10 +62,13 @@ class Poisson(ElementwiseLikelihood):
         return pairs
 
     def log_prob_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
-        eta = log_rate(f, known)
-        # around the count's own rate y: no large terms cancel
-        deviation = y * (eta - y.clamp(min=1.0).log()) - (continued_exp(eta) - y)
-        return deviation - log_factorial_excess(y).to(f)
+        eta, positive = log_rate(f, known), y.clamp(min=1.0)
+        u = eta - positive.log()
+        # around the count's own rate y, no large terms cancel
+        inside = (y > 0) & (eta < MAX_LOG_RATE)
+        near = y * (u - torch.where(inside, u, 0.0).expm1())
+        far = y * (u + 1) - continued_exp(eta)
+        return torch.where(inside, near, far) - log_factorial_excess(y).to(f)
 
     def residual_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
         return y - continued_exp_derivative(log_rate(f, known))
@@ -76,6 +81,18 @@ class Poisson(ElementwiseLikelihood):
 
     def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
         return limited_exp(log_rate(f, known))
+
+    def exact_moments(
+        self, mean: Tensor, variance: Tensor, known: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        # of a log-normal rate
+        eta = log_rate(mean, known)
+        rate = (eta + 0.5 * variance).exp()
+        return rate, (2 * eta + variance).exp() * variance.expm1(), rate
+
+    def cdf_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+        rate = limited_exp(log_rate(f, known))
+        return torch.special.gammaincc((y + 1).expand_as(rate), rate)
 
     def sample(
         self,

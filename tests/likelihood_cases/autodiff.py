@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import torch
+from torch import distributions as D
 from torch import nn
 from torch.nn.functional import softplus
 
 from likelihood_cases.case import LikelihoodCase
+from likelihood_cases.counts import counts
 from likelihood_cases.gaussian import normal
-from lingp.likelihoods import AutodiffLikelihood
+from lingp.likelihoods import AutodiffLikelihood, FromDistribution
 
 
 class Laplace(nn.Module):
@@ -57,6 +59,23 @@ def natural_curvature(likelihood, y, f):
     return torch.stack([variance, cross, cross, last], -1).reshape(-1, 2, 2)
 
 
+class GammaNoise(nn.Module):
+    """Gamma with mean exp(f) and a shape of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.log_shape = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+
+    def forward(self, f):
+        shape = self.log_shape.exp()
+        return D.Gamma(shape, shape * (-f).exp())
+
+
+def softmax_curvature(likelihood, y, f):
+    p = f.softmax(-1)
+    return torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
+
+
 def labels(num_classes):
     return lambda generator, n: torch.randint(num_classes, (n,), generator=generator)
 
@@ -70,6 +89,11 @@ def one(f):
 
 
 _MOMENTS = {"mean": lambda f: f, "variance": one, "sample": no_draw}
+_ONE_TARGET = {
+    "mean": lambda f: f[:1],
+    "variance": lambda f: one(f[:1]),
+    "sample": lambda f, generator: no_draw(f[..., :1], generator),
+}
 
 CASES = [
     LikelihoodCase(
@@ -77,7 +101,7 @@ CASES = [
     ),
     LikelihoodCase(
         "autodiff-softmax",
-        lambda: AutodiffLikelihood(softmax_log_prob, target_shape=(), **_MOMENTS),
+        lambda: AutodiffLikelihood(softmax_log_prob, target_shape=(), **_ONE_TARGET),
         (3,),
         labels(3),
         extremes=[(torch.tensor([0, 1]), torch.tensor([[1e3, 0.0, -1e3], [1.0, 1.0, 1.0]]))],
@@ -97,7 +121,7 @@ CASES = [
             link=natural_link,
             target_shape=1,
             curvature="gauss_newton",
-            **_MOMENTS,
+            **_ONE_TARGET,
         ),
         (2,),
         normal(1),
@@ -112,5 +136,52 @@ CASES = [
         ),
         (3,),
         normal(3),
+    ),
+    LikelihoodCase(
+        "distribution-poisson",
+        lambda: FromDistribution(lambda f: D.Poisson(f.exp())),
+        (2,),
+        counts(2),
+        lambda likelihood, y, f: torch.diag_embed(f.exp()),
+    ),
+    LikelihoodCase(
+        "distribution-bernoulli",
+        lambda: FromDistribution(lambda f: D.Bernoulli(logits=f)),
+        (2,),
+        counts(2, high=2),
+        lambda likelihood, y, f: torch.diag_embed(f.sigmoid() * (-f).sigmoid()),
+        extremes=[(torch.tensor([[0, 1], [1, 0]]), torch.tensor([[1e3, -1e3], [1e3, 30.0]]))],
+    ),
+    LikelihoodCase(
+        "distribution-categorical",
+        lambda: FromDistribution(lambda f: D.Categorical(logits=f)),
+        (4,),
+        labels(4),
+        softmax_curvature,
+        extremes=[(torch.tensor([0, 1]), torch.tensor([[1e3, 0, -1e3, 0], [1.0, 1, 1, 1]]))],
+    ),
+    LikelihoodCase(
+        "distribution-normal",
+        lambda: FromDistribution(lambda f: D.Normal(f[..., :1], f[..., 1:].exp())),
+        (2,),
+        normal(1),
+        lambda likelihood, y, f: torch.diag_embed(
+            torch.stack([(-2 * f[:, 1]).exp(), 2 * torch.ones_like(f[:, 1])], -1)
+        ),
+    ),
+    LikelihoodCase(
+        "distribution-gamma",
+        lambda: FromDistribution(GammaNoise()),
+        (),
+        lambda generator, n: 0.1 + torch.rand(n, generator=generator),
+        lambda likelihood, y, f: likelihood.function.log_shape.exp().expand(len(f), 1, 1),
+    ),
+    LikelihoodCase(
+        "distribution-student-t",
+        lambda: FromDistribution(lambda f: D.StudentT(4.0, f)),
+        (2,),
+        normal(2),
+        student_curvature,
+        scale=3.0,
     ),
 ]

@@ -1,0 +1,214 @@
+"""A likelihood from a function f -> torch.distributions.Distribution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, Distribution
+
+from lingp.likelihoods.autodiff import name_of, unchecked_distributions
+from lingp.likelihoods.base import Likelihood
+from lingp.likelihoods.divergence import base_of, divergence, divergence_rule
+from lingp.likelihoods.predictives import AffineMixture, Predictive
+from lingp.likelihoods.predictives.draws import random_normal
+from lingp.likelihoods.psd_root import psd_root
+from lingp.likelihoods.roots import CurvatureRoot, DenseRoot
+from lingp.likelihoods.targets import check_values, flatten_targets
+
+_CURVATURES = ("fisher", "hessian")
+
+
+class FromDistribution(Likelihood):
+    """p(y | f) of any torch.distributions family whose parameters are functions of f.
+
+        r = ∇_f log p(y | f)
+        Λ = E_{y|f} [ r rᵀ ], the Fisher information, exactly, where the family is exponential with
+            a log-normalizer A ((dη/df)ᵀ ∇²A(η) (dη/df)), has a support that can be enumerated, or
+            has a Kullback-Leibler divergence; else the PSD part of -∇²_f log p
+
+    The repr says which. Sampling and moments are the distribution's; for Categorical, moments are
+    those of the one-hot indicators.
+
+    Parameters
+    ----------
+    distribution
+        f (... x C) -> Distribution of batch shape (...) or (... x T), one for each datum and
+        draw; batch dimensions beyond those of f count as independent targets. A
+        `torch.nn.Module`'s parameters are hyperparameters.
+    curvature
+        "fisher", with the Hessian where the family has no Fisher rule; or "hessian", its PSD part.
+
+    Examples
+    --------
+    >>> likelihood = FromDistribution(lambda f: torch.distributions.Gamma(2.0, (-f).exp()))
+    """
+
+    methods = ("monte_carlo",)
+
+    def __init__(
+        self,
+        distribution: Callable[[Tensor], Distribution],
+        *,
+        curvature: Literal["fisher", "hessian"] = "fisher",
+    ) -> None:
+        super().__init__()
+        if not callable(distribution):
+            raise TypeError(
+                "distribution: expected a function f -> torch.distributions.Distribution, got "
+                f"{type(distribution).__name__}"
+            )
+        if curvature not in _CURVATURES:
+            raise ValueError(f'curvature: expected "fisher" or "hessian", got {curvature!r}')
+        self.function, self.curvature = distribution, curvature
+        self.family: str | None = None
+        self.rule: str | None = None
+
+    def distribution(self, f: Tensor) -> Distribution:
+        """p(y | f), batch shape (... x N) or (... x N x T)."""
+        with unchecked_distributions():
+            p = self.function(f)
+        if not isinstance(p, Distribution):
+            raise TypeError(
+                f"distribution: expected a torch.distributions.Distribution, got {type(p).__name__}"
+            )
+        leading = f.shape[:-1]
+        if p.batch_shape[: len(leading)] != leading:
+            raise ValueError(
+                f"distribution: for f of shape {tuple(f.shape)} expected a batch shape that starts "
+                f"with {tuple(leading)}, got {tuple(p.batch_shape)}; index outputs by f[..., c]"
+            )
+        return p
+
+    def _probe(
+        self, output_shape: tuple[int, ...], dtype: torch.dtype, *, requires_grad: bool = False
+    ) -> Distribution:
+        """p(y | f) at f = 0, for shapes."""
+        device = next((p.device for p in self.parameters()), None)
+        f = torch.zeros(1, math.prod(output_shape), dtype=dtype, device=device)
+        with torch.set_grad_enabled(requires_grad):
+            return self.distribution(f.requires_grad_(requires_grad))
+
+    def target_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
+        p = self._probe(output_shape, torch.float64)
+        return (*p.batch_shape[1:], *p.event_shape)
+
+    def moment_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(moments_of(self._probe(output_shape, torch.float64))[0].shape[1:])
+
+    def num_labels(self, output_shape: tuple[int, ...]) -> int | None:
+        p = base_of(self._probe(output_shape, torch.float64))
+        if isinstance(p, Categorical) and p.batch_shape == (1,):
+            return int(p.probs.shape[-1])
+        return None
+
+    def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        shape = self.target_shape(output_shape)
+        flat = flatten_targets(y, shape, dtype)
+        p = self._probe(output_shape, dtype, requires_grad=True)
+        self.family, self.rule = type(base_of(p)).__name__, self._rule_for(p)
+        support = p.support
+        if support is None:
+            return flat
+        if moves(support):
+            raise ValueError(
+                f"distribution: the support of {self.family} moves with f, where log p has no "
+                "gradient; make it a family with a fixed support"
+            )
+        valid = support.check(flat.reshape(-1, *shape)).reshape(len(flat), -1)
+        expected = f"targets in the support of {self.family}, {support}"
+        check_values(flat, valid.expand_as(flat), expected)
+        return flat
+
+    def _rule_for(self, p: Distribution) -> str | None:
+        return divergence_rule(p) if self.curvature == "fisher" else None
+
+    def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
+        p = self.distribution(f)
+        num_leading = f.dim() - 1
+        y = y.reshape(len(y), *p.batch_shape[num_leading:], *p.event_shape)
+        return p.log_prob(y).reshape(*f.shape[:-1], -1).sum(-1)
+
+    def residual(self, y: Tensor, f: Tensor) -> Tensor:
+        return torch.func.grad(lambda g: self.log_prob(y, g).sum())(f)
+
+    def curvature_root(self, y: Tensor, f: Tensor) -> CurvatureRoot:
+        p = self.distribution(f)
+        rule = self._rule_for(p)
+        if rule is None:
+            curvature = batched_hessian(lambda g: -self.log_prob(y, g).sum(), f)
+        else:
+            curvature = batched_hessian(lambda g: divergence(p, self.distribution(g), rule), f)
+        return DenseRoot(psd_root(curvature))
+
+    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+        return moments_of(self.distribution(f))[0].reshape(*f.shape[:-1], -1)
+
+    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+        return moments_of(self.distribution(f))[1].reshape(*f.shape[:-1], -1)
+
+    def sample(
+        self,
+        f: Tensor,
+        known: Tensor | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        p = self.distribution(f)
+        if generator is None:
+            return p.sample().reshape(*f.shape[:-1], -1).to(f.dtype)
+        # torch.distributions draw from the global generator alone: lend it, and put it back
+        seed = torch.randint(2**62, (), generator=generator, device=generator.device).item()
+        with torch.random.fork_rng([f.device] if f.device.type == "cuda" else []):
+            torch.manual_seed(int(seed))
+            return p.sample().reshape(*f.shape[:-1], -1).to(f.dtype)
+
+    def predictive(
+        self,
+        mean: Tensor,
+        covariance: Tensor,
+        method: str | None = None,
+        *,
+        known: Tensor | None = None,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Predictive:
+        self.check_method(method)
+        normal = random_normal(num_samples, mean, generator)
+        return AffineMixture(self, mean, covariance, normal)
+
+    def extra_repr(self) -> str:
+        if self.family is None:
+            return f"{name_of(self.function)}, curvature={self.curvature}"
+        how = "PSD part of the Hessian" if self.rule is None else f"Fisher by {self.rule}"
+        return f"{self.family}, curvature: {how}"
+
+
+def batched_hessian(function: Callable[[Tensor], Tensor], f: Tensor) -> Tensor:
+    """∇² of Σ_n h(f_n) for each row of f (N x C), (N x C x C): C backward passes."""
+    pull = torch.func.vjp(torch.func.grad(function), f)[1]
+    basis = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)
+    return torch.stack([pull(row.expand_as(f))[0] for row in basis], -2)
+
+
+def moments_of(p: Distribution) -> tuple[Tensor, Tensor]:
+    """E y and Var y; of the one-hot indicators for Categorical."""
+    base = base_of(p)
+    if isinstance(base, Categorical):
+        return base.probs, base.probs * (1 - base.probs)
+    return p.mean, p.variance
+
+
+def moves(constraint: Any) -> bool:
+    """Whether a support depends on f, which is then part of a graph."""
+    values = list(vars(constraint).values())
+    values += [item for value in values if isinstance(value, list | tuple) for item in value]
+    return any(
+        value.requires_grad
+        if isinstance(value, Tensor)
+        else isinstance(value, torch.distributions.constraints.Constraint) and moves(value)
+        for value in values
+    )
