@@ -142,9 +142,9 @@ class DrawnJointPrediction(JointPrediction):
         means = likelihood.conditional_mean(self._draws, known)  # (S, n, M)
         centered = (means - means.mean(0)).flatten(1)
         between = centered.mT @ centered / len(means)
-        num_values = likelihood.sample(self._location[:1], known if known is None else known[:1])
         within = torch.diag(likelihood.conditional_variance(self._draws, known).mean(0).flatten())
-        num_indicators = means.shape[-1] // num_values.shape[-1]
+        num_targets = math.prod(likelihood.target_shape(self.layout.output_shape))
+        num_indicators = means.shape[-1] // num_targets
         if num_indicators > 1:  # one-hot indicators: those of a label exclude each other
             p = means.unflatten(-1, (-1, num_indicators)).flatten(1, 2)  # (S, n·T, K)
             products = torch.einsum("snk,snl->nkl", p, p) / len(p)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
-from likelihood_cases import LikelihoodCase
+from likelihood_cases import CASES, LikelihoodCase
 from torch import Tensor, nn
 
 from lingp.models import LinearizedGP
@@ -34,10 +35,16 @@ def targets_of(case: LikelihoodCase, num_data: int = 12, seed: int = 0) -> Tenso
     return case.targets(torch.Generator().manual_seed(seed), num_data)
 
 
-def fitted(case: LikelihoodCase, num_data: int = 12, **options: object) -> LinearizedGP:
-    """A GP with a case's likelihood, on random data."""
+def fitted(case: LikelihoodCase, **options: object) -> LinearizedGP:
+    """A GP with a case's likelihood, on random data, of its own."""
     gp = LinearizedGP(make_net(case.output_shape), case.make(), prior=2.0, **options)
-    return gp.fit(make_inputs(num_data), targets_of(case, num_data))
+    return gp.fit(make_inputs(), targets_of(case))
+
+
+@functools.cache
+def shared(name: str) -> LinearizedGP:
+    """The same, made once; for tests that leave it as it is."""
+    return fitted(next(case for case in CASES if case.name == name))
 
 
 def known_of(case: LikelihoodCase, y: Tensor) -> Tensor | None:

@@ -1,0 +1,202 @@
+"""A network, a prior and a likelihood, conditioned on data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from typing_extensions import Self
+
+from lingp.inference import InferenceChoice, LinearizedLaplace, Mean
+from lingp.inference.laplace import Sites
+from lingp.likelihoods import Likelihood, as_likelihood
+from lingp.linearization import LinearizedNetwork, ParameterSelection
+from lingp.models.choice import Inference, check_inference, choose_method, dense_bytes, memory_for
+from lingp.models.class_weights import ClassWeight
+from lingp.models.fitting import FittedData, Missing
+from lingp.priors import Prior, as_prior
+
+
+class ConditionedNetwork:
+    """The part of `LinearizedGP` that takes options and data; see there.
+
+    Prior and likelihood may be exchanged, and their hyperparameters changed, at any time.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood | str = "gaussian",
+        *,
+        prior: Prior | float | None = None,
+        parameters: ParameterSelection = "all",
+        inference: Inference = "auto",
+        mean: Mean = "network",
+        sites: Sites = "mean",
+        dtype: torch.dtype = torch.float64,
+        memory_budget: int | None = None,
+    ) -> None:
+        if mean not in ("network", "refit"):
+            raise ValueError(f'mean: expected "network" or "refit", got {mean!r}')
+        if sites not in ("mean", "network"):
+            raise ValueError(f'sites: expected "mean" or "network", got {sites!r}')
+        check_inference(inference)
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"dtype: expected torch.float64 or torch.float32, got {dtype}")
+        if memory_budget is not None and memory_budget <= 0:
+            raise ValueError(f"memory_budget: expected a number of bytes, got {memory_budget}")
+        self.likelihood = as_likelihood(likelihood)
+        self.prior = as_prior(prior)
+        self.inference = inference
+        self.memory_budget = memory_budget
+        self.linearized = LinearizedNetwork(
+            net,
+            parameters,
+            dtype=dtype,
+            memory_budget=None if memory_budget is None else max(1, memory_budget // 4),
+        )
+        self.prior.bind(self.linearized.parameter_names)
+        self._mean: Mean = mean
+        self._sites: Sites = sites
+        self._data: FittedData | None = None
+        self._laplace: LinearizedLaplace | None = None
+        self._choice: InferenceChoice | None = None
+
+    @property
+    def mean(self) -> Mean:
+        """Whose mean predictions and evidence have: "network" or "refit"."""
+        return self._mean
+
+    @property
+    def sites(self) -> Sites:
+        """Where the likelihood's curvature is taken: at the posterior "mean" or the "network"."""
+        return self._sites
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of Jacobians and linear algebra."""
+        return self.linearized.dtype
+
+    @property
+    def inference_choice(self) -> InferenceChoice:
+        """Which inference `fit` chose, and why."""
+        self._fitted()
+        assert self._choice is not None
+        return self._choice
+
+    def named_hyperparameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names and raw parameters of prior and likelihood."""
+        yield from self.prior.named_parameters(prefix="prior")
+        yield from self.likelihood.named_parameters(prefix="likelihood")
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        class_weight: ClassWeight | None = None,
+        missing: Missing = "error",
+        progress: bool = True,
+    ) -> Self:
+        """Condition on data; the network is not trained.
+
+        Parameters
+        ----------
+        X
+            Inputs (tensor, array, tuple, list or dict of them) with `y`; or a Dataset, a DataLoader
+            or any iterable of batches, (inputs, targets) or (inputs, targets, weights). Rows count
+            as often as they are seen.
+        y
+            Targets, of the shape the likelihood asks for; (N,) and (N, 1) stand for each other.
+            Where a likelihood has a known quantity per target (noise variance, trials, exposure), a
+            last axis of two holds target and quantity.
+        sample_weight
+            One weight per row, (N,): a row of weight w counts like w rows.
+        class_weight
+            Multiplies the weights of rows by label: a mapping from label to weight, one weight per
+            class, or "balanced" for n / (K n_k), as in scikit-learn.
+        missing
+            "nan": NaN targets were not observed. "error": they are refused.
+        progress
+            Whether work that takes more than seconds, now or later, shows a progress bar.
+
+        Returns
+        -------
+        self
+        """
+        data = FittedData(
+            self.linearized, self.likelihood, class_weight=class_weight, missing=missing
+        )
+        memory = self._memory()
+        data.collect(
+            X,
+            y,
+            sample_weight,
+            keep_bytes=int(memory / 2),
+            chunk_bytes=dense_bytes(memory),
+            progress=progress,
+        )
+        self._condition(data)
+        return self
+
+    def add_data(self, X: Any, y: Any = None, *, sample_weight: Any = None) -> Self:
+        """Condition on more rows, as if they had been there at `fit`.
+
+        The network is run on the new rows only. Class weights and missing targets are taken as
+        `fit` was told.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in `fit`.
+
+        Returns
+        -------
+        self
+        """
+        self._fitted()
+        assert self._data is not None
+        self._data.extend(X, y, sample_weight)
+        self._condition(self._data)
+        return self
+
+    def _fitted(self) -> LinearizedLaplace:
+        if self._laplace is None or self._data is None:
+            raise RuntimeError("this LinearizedGP has no data yet: call fit(X, y) first")
+        # prior and likelihood may have been exchanged since fit
+        self.prior = as_prior(self.prior).bind(self.linearized.parameter_names)
+        self.likelihood = as_likelihood(self.likelihood)
+        if self.likelihood is not self._data.likelihood:
+            self._data.exchange_likelihood(self.likelihood)
+            self._condition(self._data)
+        self._laplace.prior = self.prior
+        return self._laplace
+
+    def _condition(self, data: FittedData) -> None:
+        """Choose inference for these data and start from nothing."""
+        method, choice = choose_method(self.inference, data.training, self._memory())
+        self._laplace = LinearizedLaplace(
+            data.training, self.prior, data.likelihood, method, self._mean, self._sites
+        )
+        self._data, self._choice = data, choice
+
+    def _output_shape(self) -> tuple[int, ...]:
+        assert self.linearized.output_shape is not None
+        return tuple(self.linearized.output_shape)
+
+    def _memory(self) -> float:
+        return memory_for(self.memory_budget, self.linearized.device)
+
+    def __repr__(self) -> str:
+        state = "not fitted" if self._choice is None else str(self._choice)
+        return (
+            f"LinearizedGP(\n  {self.linearized.num_parameters} weights, mean={self._mean!r}, "
+            f"{self.dtype}\n  {_one_line(self.prior)}\n  {_one_line(self.likelihood)}\n  {state}\n)"
+        )
+
+
+def _one_line(module: nn.Module) -> str:
+    return f"{type(module).__name__}({module.extra_repr()})"
