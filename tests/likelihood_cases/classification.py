@@ -76,8 +76,8 @@ CASES = [
     LikelihoodCase(
         "categorical-all-equal", Categorical, (3,), lambda generator, n: torch.ones(n), scale=3.0
     ),
-    LikelihoodCase("categorical-sequence", Categorical, (4, 3), labels(3, 4), missing=True),
-    LikelihoodCase("categorical-grid", Categorical, (2, 2, 3), labels(3, 2, 2), missing=True),
+    LikelihoodCase("categorical-sequence", Categorical, (3, 3), labels(3, 3), missing=True),
+    LikelihoodCase("categorical-grid", Categorical, (2, 1, 3), labels(3, 2, 1), missing=True),
     LikelihoodCase("bernoulli", Bernoulli, (), labels(2), extremes=_binary, missing=True),
     LikelihoodCase("bernoulli-column", Bernoulli, (1,), labels(2), logit_curvature, _binary),
     LikelihoodCase("bernoulli-labels", Bernoulli, (3,), labels(2, 3), scale=5.0, missing=True),
