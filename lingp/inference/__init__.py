@@ -13,9 +13,11 @@ from lingp.inference.laplace import LinearizedLaplace, Mean
 from lingp.inference.leave_one_out import LeaveOneOut, leave_one_out
 from lingp.inference.posterior import InferenceMethod, Posterior
 from lingp.inference.training_set import TrainingSet
+from lingp.inference.validation import BoundaryWarning, ValidationResult, tune_on_validation
 from lingp.inference.weight_space import WeightSpace
 
 __all__ = [
+    "BoundaryWarning",
     "ConvergenceWarning",
     "FunctionSpace",
     "HyperparameterResult",
@@ -28,9 +30,11 @@ __all__ = [
     "Posterior",
     "RoundingWarning",
     "TrainingSet",
+    "ValidationResult",
     "WeightSpace",
     "available_memory",
     "choose_space",
     "leave_one_out",
     "optimize",
+    "tune_on_validation",
 ]

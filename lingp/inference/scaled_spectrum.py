@@ -53,7 +53,7 @@ class ScaledRows:
         basis = torch.cat([part.basis for part in parts])
         return ScaledRows(basis, torch.cat(unseen) if unseen else None)
 
-    def covariance(self, kept: Tensor, s: Tensor) -> Tensor:
+    def covariance(self, kept: Tensor, s: Tensor | float) -> Tensor:
         """Marginal posterior covariance of each row's outputs, (n x C x C).
 
         Parameters
@@ -66,7 +66,7 @@ class ScaledRows:
         seen = (self.basis * kept) @ self.basis.mT
         return s * (seen if self.unseen is None else seen + self.unseen)
 
-    def moved(self, kept: Tensor, coordinates: Tensor, st: Tensor) -> Tensor:
+    def moved(self, kept: Tensor, coordinates: Tensor, st: Tensor | float) -> Tensor:
         """How far the posterior mean of the outputs is from f_lin(μ0), (n x C)."""
         return st * (self.basis @ (kept * coordinates))
 
@@ -109,7 +109,7 @@ class ScaledSpectrum:
         values = values.clamp(min=0)
         return cls(laplace.training, variances, root, values, vectors, in_weight_space)
 
-    def kept(self, st: Tensor) -> Tensor:
+    def kept(self, st: Tensor | float) -> Tensor:
         """1 / (1 + st λ): how much of each direction's prior variance is left, (k,)."""
         return 1 / (1 + st * self.eigenvalues)
 
