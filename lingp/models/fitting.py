@@ -72,6 +72,10 @@ class FittedData:
             training.weights = weights
             raise
 
+    def held_out(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Batches that are not among the data, with targets checked; class weights don't count."""
+        return self._checked(iter(batches), [])
+
     def exchange_likelihood(self, likelihood: Likelihood) -> None:
         """Check the targets by another likelihood."""
         training, shape = self.training, self._output_shape()

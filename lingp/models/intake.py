@@ -123,6 +123,16 @@ def as_batches(
         )
 
 
+def validation_batches(data: Any, *, missing: bool) -> list[Batch]:
+    """Batches of validation data: (X, y), (X, y, weights) or whatever gives batches.
+
+    A list: they are gone through more than once, which a generator wouldn't allow.
+    """
+    if isinstance(data, tuple) and len(data) in (2, 3) and not isinstance(data[1], tuple):
+        return list(as_batches(*data, missing=missing))
+    return list(as_batches(data, missing=missing))
+
+
 def _from_arrays(x: Any, y: Any, sample_weight: Any, missing: bool) -> Iterator[Batch]:
     inputs, targets = as_inputs(x, "X"), as_tensor(y, "y", missing=missing)
     _check_rows(inputs, targets, "")

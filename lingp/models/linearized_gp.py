@@ -9,17 +9,23 @@ import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from torch import Tensor
 
-from lingp.inference import HyperparameterResult, leave_one_out, optimize
+from lingp.inference import (
+    HyperparameterResult,
+    ValidationResult,
+    leave_one_out,
+    optimize,
+    tune_on_validation,
+)
 from lingp.inference.mode import Mode
 from lingp.linearization.inputs import num_rows
 from lingp.models.conditioned import ConditionedNetwork
 from lingp.models.covariance import PosteriorCovariance
-from lingp.models.intake import as_inputs, as_known
+from lingp.models.intake import as_inputs, as_known, validation_batches
 from lingp.models.joint import JointPrediction, joint_prediction
 from lingp.models.latents import Latents
 from lingp.models.layout import TargetLayout, untempered
 from lingp.models.prediction import LeaveOneOutPrediction, Prediction
-from lingp.models.tuning import Objective, SearchMethod
+from lingp.models.tuning import Objective, SearchMethod, refuse_with_validation
 
 
 class LinearizedGP(ConditionedNetwork):
@@ -187,11 +193,13 @@ class LinearizedGP(ConditionedNetwork):
         *,
         objective: Objective | None = None,
         method: SearchMethod = "auto",
+        validation: Any = None,
+        absorb: bool = True,
         tolerance: float = 1e-6,
         max_evaluations: int = 500,
         num_restarts: int | None = None,
         generator: torch.Generator | None = None,
-    ) -> HyperparameterResult:
+    ) -> HyperparameterResult | ValidationResult:
         """Set the hyperparameters of prior and likelihood to those of largest objective.
 
         GPyTorch priors registered on hyperparameters count. To keep a hyperparameter, switch off
@@ -205,6 +213,13 @@ class LinearizedGP(ConditionedNetwork):
         method
             "l-bfgs", "mackay" (fixed-point updates), or "auto": one eigendecomposition and a free
             search where that is possible, else L-BFGS.
+        validation
+            Held-out data, (X, y) or what gives batches. Instead of maximising an objective of the
+            training data, multiply all prior variances (and a Gaussian noise variance or a
+            temperature) by the factors that predict these data best: see
+            `lingp.inference.tune_on_validation`.
+        absorb
+            Whether the validation data are added to the training data afterwards.
         tolerance
             On the largest derivative in a raw hyperparameter, in nats per observed value.
         max_evaluations
@@ -212,8 +227,12 @@ class LinearizedGP(ConditionedNetwork):
         num_restarts, generator
             Number of starts besides the current values, and the source of their randomness.
         """
+        laplace = self._fitted()
+        if validation is not None:
+            refuse_with_validation(objective=objective, method=method, num_restarts=num_restarts)
+            return self._tune_on(validation, absorb, max_evaluations, generator)
         return optimize(
-            self._fitted(),
+            laplace,
             objective=objective or "auto",
             method=method,
             tolerance=tolerance,
@@ -243,6 +262,26 @@ class LinearizedGP(ConditionedNetwork):
             raise ValueError(f"num_samples: expected at least 1, got {num_samples}")
         flat = self._latents().sample(as_inputs(X), num_samples, generator)
         return flat.reshape(*flat.shape[:2], *self._output_shape())
+
+    def _tune_on(
+        self,
+        validation: Any,
+        absorb: bool,
+        max_evaluations: int,
+        generator: torch.Generator | None,
+    ) -> ValidationResult:
+        laplace = self._fitted()
+        assert self._data is not None
+        batches = validation_batches(validation, missing=self._data.missing == "nan")
+        result = tune_on_validation(
+            laplace,
+            self._data.held_out(batches),
+            max_evaluations=max_evaluations,
+            generator=generator,
+        )
+        if absorb:
+            self.add_data([batch[:2] if batch[2] is None else batch for batch in batches])
+        return result
 
     def _latents(self) -> Latents:
         return Latents(self._fitted(), self._memory())

@@ -1,4 +1,4 @@
-"""Names of objectives and search methods."""
+"""Hyperparameters at the front door: which way they are chosen."""
 
 from __future__ import annotations
 
@@ -6,3 +6,13 @@ from typing import Literal
 
 Objective = Literal["evidence", "leave_one_out"]
 SearchMethod = Literal["auto", "l-bfgs", "mackay"]
+
+
+def refuse_with_validation(**options: object) -> None:
+    """Raise if an option was given that tuning on validation data has no use for."""
+    given = [name for name, value in options.items() if value is not None and value != "auto"]
+    if given:
+        raise ValueError(
+            f"{given[0]}: has no meaning with validation data, whose log predictive density is the "
+            "objective; leave out one of the two"
+        )
