@@ -11,7 +11,7 @@ from torch.distributions import Distribution
 
 from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.predictives import AffineMixture, Predictive
-from lingp.likelihoods.predictives.draws import random_normal
+from lingp.likelihoods.predictives.draws import quasi_normal, random_normal
 from lingp.likelihoods.psd_root import psd_root
 from lingp.likelihoods.roots import CurvatureRoot, DenseRoot
 from lingp.likelihoods.targets import flatten_targets
@@ -30,7 +30,8 @@ class AutodiffLikelihood(Likelihood):
     natural parameters of an exponential family (Martens 2020, section 8).
 
     Functions may be `torch.nn.Module`s: their parameters are then hyperparameters. They are called
-    under `torch.vmap`, so they can't branch on values (use `torch.where`); checks of arguments in
+    under `torch.vmap`, so they can't branch on values (use `torch.where`) or index by a single
+    number (`f.log_softmax(-1)[y.long()]`, not `[y[0].long()]`); checks of arguments in
     torch.distributions are off meanwhile.
 
     Parameters
@@ -57,7 +58,7 @@ class AutodiffLikelihood(Likelihood):
     Martens, "New insights and perspectives on the natural gradient method", JMLR 2020.
     """
 
-    methods = ("monte_carlo",)
+    methods = ("quasi_monte_carlo", "monte_carlo")
 
     def __init__(
         self,
@@ -103,6 +104,14 @@ class AutodiffLikelihood(Likelihood):
                 f"log_prob: expected one number for one datum, y {tuple(flat.shape[1:])} and f "
                 f"{tuple(f.shape)}, got shape {tuple(value.shape)}; sum over targets"
             )
+        try:
+            self.residual(flat[:1], f.unsqueeze(0))
+        except RuntimeError as error:
+            raise ValueError(
+                "log_prob: can't be differentiated under torch.vmap; use torch.where instead of "
+                "branches on values, and index by y.long() with its axis, not by a single number "
+                f"({error})"
+            ) from error
         return flat
 
     def _density(self, y: Tensor, f: Tensor, *, check: bool = True) -> Tensor:
@@ -116,7 +125,7 @@ class AutodiffLikelihood(Likelihood):
         y = y.expand(*leading, y.shape[-1]).reshape(-1, y.shape[-1])
         with unchecked_distributions():
             values: Tensor = torch.vmap(function)(y, f.reshape(-1, f.shape[-1]))
-        return values.reshape(*leading, *values.shape[1:])
+        return values.reshape(*leading, *values.shape[1:]).to(f.dtype)
 
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         return self._each(self._density, y, f)
@@ -164,7 +173,7 @@ class AutodiffLikelihood(Likelihood):
         function = self._needed(name, function)
         with unchecked_distributions():
             values = torch.vmap(function)(f.reshape(-1, f.shape[-1]))
-        return values.reshape(*f.shape[:-1], -1)
+        return values.reshape(*f.shape[:-1], -1).to(f.dtype)
 
     def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
         return self._moment("mean", self.mean_function, f)
@@ -197,13 +206,28 @@ class AutodiffLikelihood(Likelihood):
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Predictive:
-        self.check_method(method)
-        normal = random_normal(num_samples, mean, generator)
-        return AffineMixture(self, mean, covariance, normal)
+        method = self.check_method(method)
+        return over_nodes(self, mean, covariance, method, num_samples, generator)
 
     def extra_repr(self) -> str:
         curvature = self.curvature if isinstance(self.curvature, str) else name_of(self.curvature)
         return f"log_prob={name_of(self.density)}, curvature={curvature}"
+
+
+def over_nodes(
+    likelihood: Likelihood,
+    mean: Tensor,
+    covariance: Tensor,
+    method: str,
+    num_samples: int | None,
+    generator: torch.Generator | None,
+) -> Predictive:
+    """Mixture over latent nodes from their joint normal: Sobol (the same always) or random."""
+    if method == "quasi_monte_carlo":
+        normal = quasi_normal(num_samples or 1024, mean)
+    else:
+        normal = random_normal(num_samples, mean, generator)
+    return AffineMixture(likelihood, mean, covariance, normal)
 
 
 def name_of(function: object) -> str:

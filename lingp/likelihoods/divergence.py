@@ -23,7 +23,6 @@ _KULLBACK_LEIBLER = (
     distributions.LogNormal,
     distributions.LowRankMultivariateNormal,
     distributions.MultivariateNormal,
-    distributions.Weibull,
 )
 """Families whose divergence in torch.distributions is smooth and has no parameter in a transform,
 which the generic rule for transformed distributions would miss."""

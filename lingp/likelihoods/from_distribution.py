@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
-from lingp.likelihoods.autodiff import name_of, unchecked_distributions
+from lingp.likelihoods.autodiff import name_of, over_nodes, unchecked_distributions
 from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.divergence import base_of, divergence, divergence_rule
-from lingp.likelihoods.predictives import AffineMixture, Predictive
-from lingp.likelihoods.predictives.draws import random_normal
+from lingp.likelihoods.predictives import Predictive
 from lingp.likelihoods.psd_root import psd_root
 from lingp.likelihoods.roots import CurvatureRoot, DenseRoot
 from lingp.likelihoods.targets import check_values, flatten_targets
@@ -47,7 +46,7 @@ class FromDistribution(Likelihood):
     >>> likelihood = FromDistribution(lambda f: torch.distributions.Gamma(2.0, (-f).exp()))
     """
 
-    methods = ("monte_carlo",)
+    methods = ("quasi_monte_carlo", "monte_carlo")
 
     def __init__(
         self,
@@ -130,7 +129,7 @@ class FromDistribution(Likelihood):
         p = self.distribution(f)
         num_leading = f.dim() - 1
         y = y.reshape(len(y), *p.batch_shape[num_leading:], *p.event_shape)
-        return p.log_prob(y).reshape(*f.shape[:-1], -1).sum(-1)
+        return p.log_prob(y).reshape(*f.shape[:-1], -1).sum(-1).to(f.dtype)
 
     def residual(self, y: Tensor, f: Tensor) -> Tensor:
         return torch.func.grad(lambda g: self.log_prob(y, g).sum())(f)
@@ -145,10 +144,10 @@ class FromDistribution(Likelihood):
         return DenseRoot(psd_root(curvature))
 
     def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
-        return moments_of(self.distribution(f))[0].reshape(*f.shape[:-1], -1)
+        return moments_of(self.distribution(f))[0].reshape(*f.shape[:-1], -1).to(f.dtype)
 
     def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
-        return moments_of(self.distribution(f))[1].reshape(*f.shape[:-1], -1)
+        return moments_of(self.distribution(f))[1].reshape(*f.shape[:-1], -1).to(f.dtype)
 
     def sample(
         self,
@@ -176,9 +175,8 @@ class FromDistribution(Likelihood):
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Predictive:
-        self.check_method(method)
-        normal = random_normal(num_samples, mean, generator)
-        return AffineMixture(self, mean, covariance, normal)
+        method = self.check_method(method)
+        return over_nodes(self, mean, covariance, method, num_samples, generator)
 
     def extra_repr(self) -> str:
         if self.family is None:
