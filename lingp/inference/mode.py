@@ -31,6 +31,7 @@ from lingp.inference.training_set import TrainingSet
 _SUFFICIENT = 1e-4  # share of the gain predicted by the slope that a step must bring
 _UNCERTAIN = 100.0  # times the rounding of Ψ: gains up to here may be hidden by it
 _LARGEST_CG_TOLERANCE = 0.1
+_MOST_CG_ITERATIONS = 100
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def newton_mode(
             slope.gradient,
             preconditioner(posterior),
             tolerance=min(_LARGEST_CG_TOLERANCE, slope.norm / initial),
-            max_iterations=max_iterations,
+            max_iterations=_MOST_CG_ITERATIONS,
             first=slope.step,
         ).x
         found = _line_search(model, posterior, e, f, value, slope, direction)

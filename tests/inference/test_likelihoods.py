@@ -38,6 +38,10 @@ EVERY = [(case, 1 + i % 3) for i, case in enumerate(MODERATE)]
 IDS = [f"{case.name}-depth{depth}" for case, depth in EVERY]
 every = pytest.mark.parametrize(("case", "depth"), EVERY, ids=IDS)
 
+# Its density is unbounded where σ -> 0: under a loose prior the mode is at e^20 times more
+# curvature than float64 resolves.
+PRECISIONS = {"distribution-normal": 30.0}
+
 
 def close(actual, expected, tolerance=1e-8):
     """Relative to the largest entry, or absolute where that is below 1 (nats, or a variance)."""
@@ -82,7 +86,7 @@ def test_network_mean_equals_dense_formulas(case, depth):
 
 @every
 def test_refit_mean_equals_dense_formulas(case, depth):
-    dense = build(case, depth)
+    dense = build(case, depth, precision=PRECISIONS.get(case.name, 0.7))
     laplaces = [laplace_of(dense, space, "refit") for space in SPACES]
     theta = dense.mode(dense.weights + laplaces[0].weight_shift())
     for laplace in laplaces:
