@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lingp.likelihoods import QuadraticLikelihood
+from lingp.likelihoods import CurvatureRoot, Likelihood, QuadraticLikelihood
 from lingp.likelihoods.predictives.gaussian import marginal_log_prob, total_factor
+from lingp.likelihoods.predictives.importance import log_terms
 from lingp.models.layout import TargetLayout
 from lingp.operators.square_root import square_root
 
@@ -106,14 +108,15 @@ class GaussianJointPrediction(JointPrediction):
     def sample(self, num_samples: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
         _check_count(num_samples)
         scale = total_factor(self._latent.unsqueeze(0), self._noise.unsqueeze(0)).squeeze(0)
-        draws = _normal(num_samples, self._location, scale, generator)
-        return self.layout.values(draws)
+        noise = _normal(num_samples, scale, generator)
+        return self.layout.values(_moved(self._location, scale, noise))
 
 
 class DrawnJointPrediction(JointPrediction):
     """Any likelihood, by draws f_s of the function at all rows together.
 
-    log p(y) ≈ log 1/S Σ_s Π_n p(y_n | f_sn)
+    Moments are means over the draws. `log_prob` adds as many draws from the Laplace approximation
+    of f given y and weights all of them, which is accurate where y is far from what f predicts.
     """
 
     def __init__(
@@ -129,7 +132,8 @@ class DrawnJointPrediction(JointPrediction):
         self.mean_of = mean_of
         self._location = location
         self._scale = square_root(covariance)
-        self._draws = _normal(num_samples, location, self._scale, generator)  # (S, n, C)
+        self._noise = _normal(num_samples, self._scale, generator)  # (S, n·C)
+        self._draws = _moved(location, self._scale, self._noise)  # (S, n, C)
 
     @property
     def mean(self) -> Tensor:
@@ -152,25 +156,63 @@ class DrawnJointPrediction(JointPrediction):
             within = within - torch.block_diag(*products)
         return between + within
 
+    @torch.no_grad()
     def _log_terms(self, y: Any) -> Tensor:
-        """Σ_n log p(y_n | f_sn) of each draw, (S,)."""
-        return self.layout.likelihood.log_prob(self.layout.checked(y), self._draws).sum(-1)
+        """Logarithms of 2S numbers whose mean is p(y), (2S,)."""
+        rows: Any = _AllRows(self.layout.likelihood, self._location.shape[1])
+        location, scale = self._location.reshape(1, -1), self._scale.unsqueeze(0)
+        return log_terms(rows, self.layout.checked(y), location, scale, self._noise).squeeze(1)
 
     def log_prob(self, y: Any) -> Tensor:
         terms = self._log_terms(y)
         return torch.logsumexp(terms, 0) - math.log(len(terms))
 
     def standard_error(self, y: Any) -> Tensor:
-        # of log m, m the mean of terms t: by the delta method sd(t) / (m √S)
+        # of log m, m the mean of S terms t: by the delta method sd(t) / (m √S)
         terms = self._log_terms(y)
         ratios = (terms - terms.max()).exp()
-        return ratios.std() / (ratios.mean() * math.sqrt(len(terms)))
+        pairs = ratios.view(2, -1).mean(0)  # two draws each from the same noise
+        return pairs.std() / (pairs.mean() * math.sqrt(len(pairs)))
 
     def sample(self, num_samples: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
         _check_count(num_samples)
-        f = _normal(num_samples, self._location, self._scale, generator)
+        noise = _normal(num_samples, self._scale, generator)
+        f = _moved(self._location, self._scale, noise)
         draws = self.layout.likelihood.sample(f, self.layout.known, generator=generator)
         return self.layout.values(draws)
+
+
+@dataclass(frozen=True)
+class _AllRows:
+    """The likelihood of n rows as that of one datum with n·C outputs."""
+
+    likelihood: Likelihood
+    num_outputs: int
+
+    def _rows(self, f: Tensor) -> Tensor:
+        """(... x 1 x n·C) -> (... x n x C)."""
+        return f.squeeze(-2).unflatten(-1, (-1, self.num_outputs))
+
+    def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
+        return self.likelihood.log_prob(y, self._rows(f)).sum(-1, keepdim=True)
+
+    def residual(self, y: Tensor, f: Tensor) -> Tensor:
+        return self.likelihood.residual(y, self._rows(f)).reshape(1, -1)
+
+    def curvature_root(self, y: Tensor, f: Tensor) -> _BlockDiagonal:
+        return _BlockDiagonal(self.likelihood.curvature_root(y, self._rows(f)))
+
+
+@dataclass(frozen=True)
+class _BlockDiagonal:
+    """The roots of n rows as the root of one datum."""
+
+    root: CurvatureRoot
+
+    def t_apply(self, v: Tensor) -> Tensor:
+        """(1 x n·C x S) -> (1 x n·K x S)."""
+        rows = v.reshape(self.root.num_data, self.root.num_outputs, -1)
+        return self.root.t_apply(rows).reshape(1, -1, v.shape[-1])
 
 
 def joint_prediction(
@@ -205,14 +247,15 @@ def joint_prediction(
         return DrawnJointPrediction(layout, mean_of, location, covariance, num_samples, generator)
 
 
-def _normal(
-    num_samples: int, location: Tensor, scale: Tensor, generator: torch.Generator | None
-) -> Tensor:
-    """Draws of N(location, scale scaleᵀ), (S x n x C)."""
-    noise = torch.randn(
-        (num_samples, len(scale)), generator=generator, dtype=scale.dtype, device=scale.device
-    )
-    return location + (noise @ scale.mT).view(num_samples, *location.shape)
+def _normal(num_samples: int, scale: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Standard normal draws, (S x n·C)."""
+    shape = (num_samples, len(scale))
+    return torch.randn(shape, generator=generator, dtype=scale.dtype, device=scale.device)
+
+
+def _moved(location: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
+    """location + scale noise_s, (S x n x C)."""
+    return location + (noise @ scale.mT).view(len(noise), *location.shape)
 
 
 def _check_count(num_samples: int) -> None:

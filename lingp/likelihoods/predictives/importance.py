@@ -41,15 +41,16 @@ def log_evidence(likelihood: Likelihood, y: Tensor, mean: Tensor, covariance: Te
     normal = quasi_normal(NUM_NODES, mean)  # (S, C)
     root = psd_root(covariance)
     parts = [
-        _log_evidence_of(likelihood, y[rows], mean[rows], root[rows], normal)
+        log_terms(likelihood, y[rows], mean[rows], root[rows], normal).logsumexp(0)
         for rows in row_chunks(len(mean), 2 * normal.numel())
     ]
-    return torch.cat(parts)
+    return torch.cat(parts) - math.log(2 * len(normal))
 
 
-def _log_evidence_of(
+def log_terms(
     likelihood: Likelihood, y: Tensor, mean: Tensor, root: Tensor, normal: Tensor
 ) -> Tensor:
+    """Logarithms of 2S numbers whose mean is p(y_n), (2S x N); from draws ε of N(0, I), (S x C)."""
     mode, factor = _laplace(likelihood, y, mean, root)
     # L Lᵀ = precision: draws are mode + L⁻ᵀ ε
     offsets = torch.linalg.solve_triangular(factor.mT, normal.mT, upper=True)  # (n, C, S)
@@ -62,7 +63,7 @@ def _log_evidence_of(
     log_laplace = log_det - 0.5 * white.square().sum(-1)
     log_weight = log_prior - torch.logaddexp(log_prior, log_laplace) + math.log(2)
     f = mean + torch.einsum("ncd,snd->snc", root, z)
-    return (likelihood.log_prob(y, f) + log_weight).logsumexp(0) - math.log(len(z))
+    return likelihood.log_prob(y, f) + log_weight
 
 
 @torch.no_grad()
