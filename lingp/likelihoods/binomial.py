@@ -9,6 +9,7 @@ from torch.nn.functional import logsigmoid
 from lingp.likelihoods.counts import (
     check_counts,
     check_known,
+    check_known_values,
     flatten_pairs,
     log_factorial_excess,
     whole,
@@ -63,6 +64,10 @@ class Binomial(ElementwiseLikelihood):
         check_known(pairs, whole(trials), "a number of trials 0, 1, 2, ... beside every target")
         check_values(successes, successes <= trials, "no more successes than trials", "y[..., 0]")
         return pairs
+
+    def check_known(self, known: Tensor | None) -> None:
+        if known is not None:
+            check_known_values(known, whole(known), "a number of trials 0, 1, 2, ...")
 
     def trials(self, f: Tensor, known: Tensor | None) -> Tensor:
         """n, broadcastable to f."""

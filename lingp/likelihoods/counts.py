@@ -125,3 +125,12 @@ def check_known(pairs: Tensor, valid: Tensor, expected: str) -> None:
             f"y[..., 1]: expected {expected}, got {known[row][bad[row]][0].item():g} in row {row} "
             f"({int(bad.sum())} such values)"
         )
+
+
+def check_known_values(known: Tensor, valid: Tensor, expected: str) -> None:
+    """Raise unless every known quantity of a target to predict is valid."""
+    if not bool(valid.all()):
+        raise ValueError(
+            f"known: expected {expected}, got {known[~valid][0].item():g} "
+            f"({int((~valid).sum())} such values)"
+        )

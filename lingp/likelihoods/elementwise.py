@@ -34,6 +34,9 @@ class ElementwiseLikelihood(Likelihood):
     cdf_support: ClassVar[Literal["counts", "reals"] | None] = None
     """What `cdf_each` is a distribution function over; None: there is none."""
 
+    def check_known(self, known: Tensor | None) -> None:
+        """Raise unless known quantities of targets to predict are valid."""
+
     @abstractmethod
     def log_prob_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
         """log p(y_c | f_c), elementwise over broadcast arguments; y is never NaN."""
@@ -93,6 +96,7 @@ class ElementwiseLikelihood(Likelihood):
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Predictive:
+        self.check_known(known)
         if self.check_method(method) == "quadrature":
             return ElementwisePredictive(self, mean, covariance, known)
         normal = random_normal(num_samples, mean, generator)

@@ -65,6 +65,7 @@ class FromDistribution(Likelihood):
         self.function, self.curvature = distribution, curvature
         self.family: str | None = None
         self.rule: str | None = None
+        self.device: torch.device | None = None
 
     def distribution(self, f: Tensor) -> Distribution:
         """p(y | f), batch shape (... x N) or (... x N x T)."""
@@ -85,9 +86,8 @@ class FromDistribution(Likelihood):
     def _probe(
         self, output_shape: tuple[int, ...], dtype: torch.dtype, *, requires_grad: bool = False
     ) -> Distribution:
-        """p(y | f) at f = 0, for shapes."""
-        device = next((p.device for p in self.parameters()), None)
-        f = torch.zeros(1, math.prod(output_shape), dtype=dtype, device=device)
+        """p(y | f) at f = 0, for shapes, on the device of the last targets that were checked."""
+        f = torch.zeros(1, math.prod(output_shape), dtype=dtype, device=self.device)
         with torch.set_grad_enabled(requires_grad):
             return self.distribution(f.requires_grad_(requires_grad))
 
@@ -105,6 +105,7 @@ class FromDistribution(Likelihood):
         return None
 
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        self.device = y.device
         shape = self.target_shape(output_shape)
         flat = flatten_targets(y, shape, dtype)
         p = self._probe(output_shape, dtype, requires_grad=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -65,12 +66,7 @@ class NegativeBinomial(Poisson):
         self.set_positive("dispersion", value)
 
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        num_outputs = torch.Size(output_shape).numel()
-        if self.raw_dispersion.dim() == 1 and len(self.raw_dispersion) != num_outputs:
-            raise ValueError(
-                f"dispersion: has {len(self.raw_dispersion)} values, but the network has "
-                f"{num_outputs} outputs; give one number, or one per output"
-            )
+        self.check_per_output("dispersion", math.prod(output_shape))
         return super().check_targets(y, output_shape, dtype)
 
     def log_odds(self, f: Tensor, known: Tensor | None) -> tuple[Tensor, Tensor]:

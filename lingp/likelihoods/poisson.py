@@ -9,6 +9,7 @@ from lingp.likelihoods.counts import (
     MAX_LOG_RATE,
     check_counts,
     check_known,
+    check_known_values,
     continued_exp,
     continued_exp_derivative,
     flatten_pairs,
@@ -60,6 +61,11 @@ class Poisson(ElementwiseLikelihood):
         valid = (exposure > 0) & exposure.isfinite()
         check_known(pairs, valid, "a finite positive exposure beside every count")
         return pairs
+
+    def check_known(self, known: Tensor | None) -> None:
+        if known is not None:
+            valid = (known > 0) & known.isfinite()
+            check_known_values(known, valid, "a finite positive exposure for every count")
 
     def log_prob_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
         eta, positive = log_rate(f, known), y.clamp(min=1.0)

@@ -219,6 +219,20 @@ def test_bad_targets(likelihood, y, shape, message):
         likelihood.check_targets(torch.tensor(y), shape, torch.float64)
 
 
+@pytest.mark.parametrize(
+    ("likelihood", "known", "message"),
+    [
+        (Poisson(exposure=True), 0.0, "known: expected a finite positive exposure.*got 0"),
+        (NegativeBinomial(exposure=True), -1.0, "known: expected a finite positive exposure"),
+        (Binomial(), 1.5, "known: expected a number of trials.*got 1.5"),
+    ],
+)
+def test_bad_known_quantities_at_prediction(likelihood, known, message):
+    mean, covariance = torch.zeros(2, 1).double(), torch.ones(2, 1, 1).double()
+    with pytest.raises(ValueError, match=message):
+        likelihood.predictive(mean, covariance, known=torch.full((2, 1), known).double())
+
+
 @pytest.mark.parametrize("total_count", [0, -1, 2.5, True, "3"])
 def test_bad_total_count(total_count):
     with pytest.raises(ValueError, match="total_count"):

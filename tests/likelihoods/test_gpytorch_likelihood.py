@@ -173,6 +173,12 @@ def test_latent_samples_give_conditional_distributions():
         to_gpytorch(Categorical(), num_outputs=4)(f)
 
 
+def test_nothing_is_left_to_the_base_class_that_pyro_replaces():
+    wrapped = type(to_gpytorch(Gaussian()))
+    for method in ("expected_log_prob", "log_marginal", "marginal", "forward"):
+        assert method in vars(wrapped)
+
+
 def test_errors_name_the_argument():
     with pytest.raises(TypeError, match=r"likelihood.*GaussianLikelihood"):
         to_gpytorch(gpytorch.likelihoods.GaussianLikelihood())
