@@ -171,7 +171,7 @@ class LinearizedGP(ConditionedNetwork):
         known = targets[..., 1] if targets.dim() == 3 else None
         moments = left_out.mean, left_out.covariance
         made = self._prediction(moments, known, method, num_samples, generator)
-        return LeaveOneOutPrediction(made.predictive, made.layout, made.mean_of, targets)
+        return LeaveOneOutPrediction(made.predictive, made.layout, made.mean_of, *moments, targets)
 
     def log_marginal_likelihood(self) -> Tensor:
         """Evidence of the data, 0-d, differentiable in every hyperparameter.
@@ -300,7 +300,7 @@ class LinearizedGP(ConditionedNetwork):
             predictive = layout.likelihood.predictive(
                 *moments, method, known=known, num_samples=num_samples, generator=generator
             )
-        return Prediction(predictive, layout, self._mean)
+        return Prediction(predictive, layout, self._mean, *moments)
 
     def _layout(self, mean: Tensor, known: Tensor | None) -> TargetLayout:
         # a copy: a prediction doesn't change with the hyperparameters later

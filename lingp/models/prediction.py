@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 
 from lingp.likelihoods import Predictive
+from lingp.likelihoods.predictives import AffineMixture
+from lingp.likelihoods.predictives.draws import quasi_normal
 from lingp.models.layout import TargetLayout
+
+_NUM_NODES = 1024
 
 
 @dataclass(frozen=True)
@@ -28,11 +32,15 @@ class Prediction:
         Their shapes, and the likelihood.
     mean_of
         Whose mean it is: "network" or "refit".
+    latent_mean, latent_covariance
+        Of the outputs of f at each row, flat, (n x C) and (n x C x C).
     """
 
     predictive: Predictive
     layout: TargetLayout
     mean_of: str
+    latent_mean: Tensor
+    latent_covariance: Tensor
 
     @property
     def mean(self) -> Tensor:
@@ -67,8 +75,29 @@ class Prediction:
     @property
     def entropy(self) -> Tensor:
         """Entropy of the class probabilities in nats, between 0 and log K."""
-        probs = self.probs
-        return -torch.special.xlogy(probs, probs).sum(-1)
+        return _entropy(self.probs)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """The part of the entropy of class labels that more data would take away, in nats.
+
+        H[y] - E H[y | f], the mutual information of label and function; by quasi-Monte-Carlo.
+        """
+        likelihood = self.layout.likelihood
+        if likelihood.num_labels(self.layout.output_shape) is None:
+            raise AttributeError(
+                f"mutual_information: {type(likelihood).__name__} has no class labels here"
+            )
+        normal = quasi_normal(_NUM_NODES, self.latent_mean)
+        mixture = AffineMixture(likelihood, self.latent_mean, self.latent_covariance, normal)
+
+        def conditional(nodes: Tensor, rows: slice) -> Tensor:
+            p = likelihood.conditional_mean(nodes)
+            p = torch.cat([1 - p, p], -1) if p.shape[-1] == 1 else p
+            return torch.cat([p, _entropy(p).unsqueeze(-1)], -1)
+
+        average = mixture.average(conditional)  # the same nodes for both: never negative
+        return (_entropy(average[:, :-1]) - average[:, -1]).clamp(min=0)
 
     def log_prob(self, y: Any) -> Tensor:
         """log p(y_n) of each row, jointly over its targets, (n,).
@@ -107,6 +136,11 @@ class Prediction:
             f"{type(self).__name__}({self.layout.num_rows} rows, output shape "
             f"{self.layout.output_shape}, mean of {whose})"
         )
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    """-Σ_k p_k log p_k over the last axis."""
+    return -torch.special.xlogy(probs, probs).sum(-1)
 
 
 @dataclass(frozen=True, repr=False)
