@@ -1,11 +1,16 @@
 """The benchmarks run, print a table of the right shape, and agree with dense float64 Jacobians."""
 
+import importlib
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from lingp.data import load_yacht
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
@@ -75,3 +80,99 @@ def test_exact_agrees_with_the_dense_posterior_and_a_missing_peer_is_named(tmp_p
 def test_an_unknown_contender_is_refused(tmp_path):
     with pytest.raises(AssertionError, match="no contender nobody; there are: lingp, laplace"):
         run("exact.py", "--only", "nobody", tmp_path=tmp_path)
+
+
+@pytest.fixture
+def benchmark_module(monkeypatch):
+    """Imports a module of the benchmarks."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+@pytest.fixture
+def data_folder(tmp_path):
+    """A small set of each kind: two informative columns, one of noise, one constant."""
+    random = np.random.default_rng(0)
+    x = np.column_stack([random.normal(size=(60, 3)), np.ones(60)])
+    rows = random.permutation(60)
+    np.savez(
+        tmp_path / "cls_glass.npz",
+        X=3 + 2 * x,
+        y=(x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 0.5),
+        immer2021_test_index=[rows[:10], rows[10:20]],
+        immer2021_valid_index=[rows[20:30], rows[30:40]],
+    )
+    yacht = load_yacht()
+    np.savez(tmp_path / "uci_yacht.npz", X=yacht.X, y=yacht.y, test_index=yacht.test_index)
+    return tmp_path
+
+
+def test_softmax_posteriors_agree_with_the_dense_ones(tmp_path):
+    only = "lingp weight space,lingp function space"
+    report = run("curvature_error.py", "--only", only, tmp_path=tmp_path)
+    rows = table_of(report)
+    assert len(rows) == 2 * 4
+    for row in rows:
+        for quantity in ("covariance", "evidence", "gradient"):
+            assert float(row[quantity]) < 1e-12
+    assert "not met" not in report
+
+
+def test_classifiers_are_scored_and_every_number_is_kept(tmp_path, data_folder):
+    raw = tmp_path / "raw" / "numbers.json"
+    flags = ["--only", "lingp,lingp valid", "--data", str(data_folder), "--sets", "glass"]
+    report = run("likelihoods.py", *flags, "--raw", str(raw), tmp_path=tmp_path)
+    assert "failed" not in report
+    found = json.loads(raw.read_text())["glass"]["0"]
+    assert set(found) == {"MAP", "lingp", "lingp valid"}
+    for scores in found.values():
+        assert 0 < scores["nll"] < np.log(3) + 0.2
+        assert 0 <= scores["ece"] <= 1
+        assert 0 <= scores["brier"] <= 2
+        assert 0.3 < scores["accuracy"] <= 1
+    assert f"{found['lingp']['nll']:.3f}" in report
+
+
+def test_heteroscedastic_predictives_are_compared(tmp_path, data_folder):
+    raw = tmp_path / "numbers.json"
+    flags = ["--data", str(data_folder), "--raw", str(raw)]
+    report = run("heteroscedastic.py", *flags, tmp_path=tmp_path)
+    assert "| yacht | 1 " in report.replace("  ", " ")
+    (record,) = json.loads(raw.read_text())["yacht"].values()
+    assert {"MAP", "mixture", "natural", "delta", "homoscedastic"} <= set(record)
+    assert all(np.isfinite(value) for value in record.values())
+
+
+def test_splits_are_standardised_with_their_training_rows(benchmark_module, data_folder):
+    datasets = benchmark_module("datasets")
+    split = datasets.classification(data_folder, "glass", 1)
+    assert split.num_classes == 3
+    assert [len(rows.y) for rows in (split.train, split.valid, split.test)] == [40, 10, 10]
+    np.testing.assert_allclose(split.train.x.mean(axis=0), 0, atol=1e-12)
+    np.testing.assert_allclose(split.train.x.std(axis=0), [1, 1, 1, 0], atol=1e-12)
+    assert abs(split.test.x.mean(axis=0)[:3]).max() > 1e-3
+
+    yacht = load_yacht()
+    split = datasets.regression(data_folder, "yacht", 3)
+    np.testing.assert_allclose(split.train.y.std(), 1)
+    in_units = split.target_mean + split.target_std * split.test.y
+    np.testing.assert_allclose(np.sort(in_units), np.sort(yacht.y[yacht.test_index[3]]))
+
+
+def test_missing_data_and_unknown_names_are_refused(benchmark_module, tmp_path):
+    datasets = benchmark_module("datasets")
+    with pytest.raises(SystemExit, match=r"no data in .*: name the folder by --data or LINGP_DATA"):
+        datasets.folder(str(tmp_path / "nowhere"))
+
+
+def test_scores_by_hand(benchmark_module):
+    scores = benchmark_module("scores")
+    p = np.array([[0.7, 0.3], [0.7, 0.3], [0.1, 0.9], [0.5, 0.5]])
+    found = scores.classification(p, np.array([0, 1, 1, 0]))
+    assert found["nll"] == pytest.approx(-np.log([0.7, 0.3, 0.9, 0.5]).mean())
+    assert found["brier"] == pytest.approx((2 * 0.09 + 2 * 0.49 + 2 * 0.01 + 2 * 0.25) / 4)
+    assert found["accuracy"] == 0.75
+    # bins (10/15, 11/15]: two rows, confidence 0.7, half right; 0.9: right; 0.5: right
+    assert found["ece"] == pytest.approx((2 * 0.2 + 0.1 + 0.5) / 4)
+    mean, error = scores.mean_and_error([1.0, 2.0, 3.0])
+    assert (mean, error) == (2.0, pytest.approx(1 / np.sqrt(3)))
