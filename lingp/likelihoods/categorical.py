@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from lingp.likelihoods.base import Likelihood
-from lingp.likelihoods.predictives import LatentMixture, Predictive
+from lingp.likelihoods.predictives import LabelPredictive, Predictive, SampledLabels, softmax
+from lingp.likelihoods.predictives.draws import random_normal
 from lingp.likelihoods.roots import BlockRoot, CurvatureRoot, DenseRoot
 from lingp.likelihoods.targets import check_values, flatten_targets, split_missing, with_rows
 
@@ -141,15 +142,16 @@ class Categorical(Likelihood):
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Predictive:
-        self.check_method(method)
-        generator = generator or torch.Generator(mean.device).manual_seed(0)
-        values, vectors = torch.linalg.eigh(covariance)
-        scale = vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
-        shape = (num_samples or 1000, *mean.shape, 1)
-        normal = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
-        nodes = mean + (scale @ normal).squeeze(-1)
-        log_weights = torch.zeros_like(nodes[:, :1, 0]).log_softmax(0)
-        return LatentMixture(self, nodes, log_weights)
+        method, num_classes = self.check_method(method), self.num_classes or mean.shape[-1]
+        if method == "monte_carlo":
+            normal = random_normal(num_samples, mean, generator)
+            return SampledLabels(self, mean, covariance, normal)
+        moments = {
+            "quadrature": softmax.integrate,
+            "probit": softmax.probit,
+            "laplace_bridge": softmax.laplace_bridge,
+        }
+        return LabelPredictive(self, mean, covariance, num_classes, moments[method])
 
     def extra_repr(self) -> str:
         return "" if self.num_classes is None else f"num_classes={self.num_classes}"

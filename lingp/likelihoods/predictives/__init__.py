@@ -8,6 +8,7 @@ from lingp.likelihoods.predictives.gaussian import (
     GaussianPredictive,
     KnownNoisePredictive,
 )
+from lingp.likelihoods.predictives.labels import LabelPredictive, SampledLabels
 from lingp.likelihoods.predictives.latent_mixture import LatentMixture
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "ElementwisePredictive",
     "GaussianPredictive",
     "KnownNoisePredictive",
+    "LabelPredictive",
     "LatentMixture",
     "Predictive",
+    "SampledLabels",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -105,6 +106,14 @@ class ElementwisePredictive(Predictive):
         off, squared, inner = (panels.sum(part, len(mean)) for part in terms(z, panels.rows))
         return centre + off, (squared - off.square()).clamp(min=0), inner
 
+    def expectation(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """E h(f_c) of an elementwise function h of the latent outputs, (N x C)."""
+        parts = []
+        for rows in row_chunks(len(self.location), NUM_NODES * _PANELS * self.location.shape[-1]):
+            mean, scale, _ = self._rows(rows)
+            parts.append(_expectation_of(function, mean, scale))
+        return torch.cat(parts)
+
     @property
     def mean(self) -> Tensor:
         return self._moments[0]
@@ -189,6 +198,15 @@ class ElementwisePredictive(Predictive):
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         f = draw_latents(self.location, self.covariance, num_samples, generator)
         return self.likelihood.sample(f, self.known, generator=generator)
+
+
+def _expectation_of(function: Callable[[Tensor], Tensor], mean: Tensor, scale: Tensor) -> Tensor:
+    def integrand(z: Tensor, index: Tensor) -> Tensor:
+        density = (-0.5 * z.square() - _LOG_NORMAL).exp()
+        return function(mean[index] + scale[index] * z) * density
+
+    panels = adapt(integrand, _prior_panels(mean))
+    return panels.sum(integrand(panels.nodes(), panels.rows), len(mean))
 
 
 def _prior_panels(like: Tensor) -> Tensor:

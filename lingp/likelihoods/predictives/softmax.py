@@ -1,0 +1,150 @@
+"""Moments of softmax(f) for normal f: probabilities, their variances and expected entropy.
+
+Every function takes means (B x K) and covariances (B x K x K) and sees differences of the f_k
+alone: a shift common to all of them, certain or not, changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from lingp.likelihoods.predictives.draws import quasi_normal
+from lingp.likelihoods.predictives.quadrature import row_chunks
+from lingp.likelihoods.psd_root import psd_root
+
+NUM_QUASI = 4096
+
+
+@dataclass(frozen=True)
+class SoftmaxMoments:
+    """Of p = softmax(f).
+
+    Attributes
+    ----------
+    log_probs
+        log E p, (B x K).
+    epistemic
+        Var p, (B x K).
+    entropies
+        E of the entropy of p, (B,); None where the approximation doesn't say.
+    """
+
+    log_probs: Tensor
+    epistemic: Tensor
+    entropies: Tensor | None = None
+
+    @property
+    def expected_entropy(self) -> Tensor:
+        """`entropies`, or an error."""
+        if self.entropies is None:
+            raise AttributeError(
+                "expected_entropy: the probit approximation has none; predict with another method"
+            )
+        return self.entropies
+
+
+def integrate(mean: Tensor, covariance: Tensor) -> SoftmaxMoments:
+    """Adaptive quadrature over f_1 - f_0 for two classes, else 4096 quasi-random nodes."""
+    if mean.shape[-1] == 2:
+        return _integrate_two(mean, covariance)
+    contrasts = _contrasts(mean)  # (K, K-1)
+    nodes = quasi_normal(NUM_QUASI, mean[:1, 1:]).mT  # (K-1, S)
+    parts: list[list[Tensor]] = [[], [], []]
+    for rows in row_chunks(len(mean), mean.shape[-1] * NUM_QUASI):
+        root = contrasts @ psd_root(contrasts.mT @ covariance[rows] @ contrasts)
+        for part, value in zip(parts, _averages(mean[rows], root @ nodes), strict=True):
+            part.append(value)
+    log_probs, epistemic, entropies = (torch.cat(part) for part in parts)
+    return SoftmaxMoments(log_probs, epistemic, entropies)
+
+
+def _averages(mean: Tensor, deviations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """log E p, Var p and E of the entropy over equally weighted deviations (B x K x S)."""
+    log_p = (mean.unsqueeze(-1) + deviations).log_softmax(1)
+    p = log_p.exp()
+    log_mean = log_p.logsumexp(-1) - math.log(p.shape[-1])
+    variance = (p - p.mean(-1, keepdim=True)).square().mean(-1)
+    return log_mean, variance, -(p * log_p).sum(1).mean(-1)
+
+
+def _contrasts(mean: Tensor) -> Tensor:
+    """An orthonormal basis of what is orthogonal to (1, .., 1): Helmert's, (K x K-1)."""
+    size = mean.shape[-1]
+    index = torch.arange(1, size, dtype=mean.dtype, device=mean.device)
+    matrix = torch.ones(size, size - 1, dtype=mean.dtype, device=mean.device).triu()
+    matrix[1:].diagonal().copy_(-index)
+    return matrix / (index * (index + 1)).sqrt()
+
+
+def _integrate_two(mean: Tensor, covariance: Tensor) -> SoftmaxMoments:
+    from lingp.likelihoods.bernoulli import Bernoulli  # whose module imports this one
+    from lingp.likelihoods.predictives.elementwise import ElementwisePredictive
+
+    difference = mean[:, 1:] - mean[:, :1]
+    spread = covariance[:, 1, 1] + covariance[:, 0, 0] - 2 * covariance[:, 0, 1]
+    predictive = ElementwisePredictive(Bernoulli(), difference, spread[:, None, None])
+    ones = torch.ones_like(difference)
+    log_probs = [predictive.log_prob_each(label * ones) for label in (0, 1)]
+    epistemic = predictive.epistemic_variance.expand(-1, 2)
+    entropies = predictive.expectation(_binary_entropy).squeeze(-1)
+    return SoftmaxMoments(torch.cat(log_probs, -1), epistemic, entropies)
+
+
+def _binary_entropy(f: Tensor) -> Tensor:
+    """Of σ(f), elementwise."""
+    return -(f.sigmoid() * logsigmoid(f) + (-f).sigmoid() * logsigmoid(-f))
+
+
+def probit(mean: Tensor, covariance: Tensor) -> SoftmaxMoments:
+    """p_k ∝ 1 / Σ_j exp(-(m_k - m_j) / s_kj),   s_kj = √(1 + π/8 Var(f_k - f_j)).
+
+    For two classes it is the logistic-probit approximation of MacKay (1992), for more the mean
+    field of Lu, Ie and Sha (2020, "Mean-field approximation to Gaussian-softmax integral",
+    equation 11) with the variance of differences, normalised. Variances follow from
+    E p_k (1 - p_k) = ∂E p_k / ∂m_k, exact for a softmax, taken of the approximation: for two
+    classes, Var p = p (1 - p) (1 - 1/s), the form of Daunizeau (2017, equation 9).
+    """
+    diagonal = covariance.diagonal(dim1=-2, dim2=-1)
+    spread = diagonal.unsqueeze(-1) + diagonal.unsqueeze(-2) - 2 * covariance
+    s = (1 + math.pi / 8 * spread.clamp(min=0)).sqrt()
+    scaled = (mean.unsqueeze(-2) - mean.unsqueeze(-1)) / s  # -(m_k - m_j) / s_kj
+    log_probs = (-scaled.logsumexp(-1)).log_softmax(-1)
+    p = log_probs.exp()
+    # ∂ log p̃_k / ∂m_k and -∂ log p̃_i / ∂m_k before normalisation
+    slope = scaled.softmax(-1) / s
+    slope = slope - torch.diag_embed(slope.diagonal(dim1=-2, dim2=-1))
+    aleatoric = p * ((1 - p) * slope.sum(-1) + (p.unsqueeze(-1) * slope).sum(-2))
+    return SoftmaxMoments(log_probs, (p * (1 - p) - aleatoric).clamp(min=0))
+
+
+def laplace_bridge(mean: Tensor, covariance: Tensor) -> SoftmaxMoments:
+    """Moments of the Dirichlet whose Laplace approximation in logits is the given normal.
+
+        α_k = ( 1 - 2/K + e^{m_k} / K² Σ_l e^{-m_l} ) / S_kk
+
+    after f is replaced by f - mean(f), which has the same softmax (Hobbhahn, Kristiadi and Hennig,
+    "Fast predictive uncertainty for classification with Bayesian deep networks", UAI 2022,
+    equation 5). Accurate where variances are small; it ignores correlations between classes.
+    """
+    size = mean.shape[-1]
+    centred = mean - mean.mean(-1, keepdim=True)
+    covariance = covariance - covariance.mean(-1, keepdim=True)
+    variance = (covariance - covariance.mean(-2, keepdim=True)).diagonal(dim1=-2, dim2=-1)
+    variance = variance.clamp(min=torch.finfo(mean.dtype).eps)
+    total = (-centred).logsumexp(-1, keepdim=True) - 2 * math.log(size)
+    # log α: e^{m} may overflow
+    log_alpha = torch.logaddexp(
+        centred + total, torch.full_like(mean, -math.inf if size == 2 else math.log(1 - 2 / size))
+    )
+    log_alpha = log_alpha - variance.log()
+    log_sum = log_alpha.logsumexp(-1, keepdim=True)
+    log_probs = log_alpha - log_sum
+    p, alpha, concentration = log_probs.exp(), log_alpha.exp(), log_sum.exp()
+    digamma = torch.digamma(concentration + 1).squeeze(-1)
+    entropies = digamma - (p * torch.digamma(alpha + 1)).sum(-1)
+    return SoftmaxMoments(log_probs, p * (1 - p) / (concentration + 1), entropies)
