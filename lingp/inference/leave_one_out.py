@@ -26,6 +26,7 @@ from torch import Tensor
 
 from lingp.inference.cost import available_memory
 from lingp.inference.data_term import DataTerm
+from lingp.inference.factorize import OutOfRangeError
 from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.scaled_spectrum import ScaledRows, ScaledSpectrum, works_in_a_space
 from lingp.inference.spectrum import CommonScales, has_spectral_evidence
@@ -100,8 +101,20 @@ def cavity(
         r_n, (N x C).
     inner
         D_n, (N x K x K), positive definite.
+
+    Raises
+    ------
+    OutOfRangeError
+        If rounding has made some D_n indefinite.
     """
-    factor = torch.linalg.cholesky(inner)
+    factor, info = torch.linalg.cholesky_ex(inner)
+    if bool(info.any()):
+        rows = info.nonzero().reshape(-1).tolist()
+        raise OutOfRangeError(
+            f"leave-one-out: {len(rows)} data (the first is row {rows[0]}) determine an output "
+            f"alone, with a leverage that {inner.dtype} can't tell from one; use "
+            'inference="function_space", dtype=torch.float64, or a larger noise or prior precision'
+        )
     half = torch.linalg.solve_triangular(factor, root.mT @ covariance, upper=False)  # (N, K, C)
     without = covariance + half.mT @ half
     return mean - (without @ residual.unsqueeze(-1)).squeeze(-1), without

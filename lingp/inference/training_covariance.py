@@ -24,6 +24,8 @@ from lingp.inference.streaming import streamed_gram
 from lingp.inference.weight_space import WeightSpace
 from lingp.operators import gram
 
+_UNRESOLVED = 1e4  # in units of rounding: D_n below this has lost its digits to cancellation
+
 
 def training_covariance(posterior: Posterior, root: Tensor) -> tuple[Tensor, Tensor]:
     """C_n (N x C x C) and D_n = I - R_nᵀ C_n R_n (N x K x K).
@@ -42,14 +44,38 @@ def training_covariance(posterior: Posterior, root: Tensor) -> tuple[Tensor, Ten
     return covariance, inner + (exact - inner.detach())
 
 
+@torch.no_grad()
 def _inner_values(posterior: Posterior, inner: Tensor) -> Tensor:
-    """D_n without cancellation: a datum alone in its direction has D_n near zero."""
+    """D_n without cancellation: of a datum alone in its direction, D_n is near zero."""
+    num_data, rank = inner.shape[:2]
     if isinstance(posterior, FunctionSpace):
-        factor = posterior.factorization.factor
-        num_data, rank = inner.shape[:2]
-        inverse = torch.cholesky_inverse(factor).view(num_data, rank, num_data, rank)
-        return inverse.diagonal(dim1=0, dim2=2).movedim(-1, 0)
+        inverse = torch.cholesky_inverse(posterior.factorization.factor)
+        blocks = inverse.view(num_data, rank, num_data, rank)
+        return blocks.diagonal(dim1=0, dim2=2).movedim(-1, 0)
+    eps = torch.finfo(inner.dtype).eps
+    unresolved = torch.linalg.eigvalsh(inner)[:, 0] < _UNRESOLVED * eps
+    if not bool(unresolved.any()):
+        return inner
+    inner = inner.clone()
+    size = num_data * rank**2 * inner.element_size()
+    for rows in unresolved.nonzero()[:, 0].split(max(1, posterior.training.chunk_bytes // size)):
+        inner[rows] = _squared_distances(posterior, rows, rank)
     return inner
+
+
+def _squared_distances(posterior: Posterior, rows: Tensor, rank: int) -> Tensor:
+    """D_n of some data as the minimum of |z - Φ e|² + |e|² for unit vectors z, (n x K x K).
+
+    A sum of squares, to which errors of e are of second order.
+    """
+    num_data = posterior.training.num_data
+    z = posterior.scale.new_zeros(num_data, rank, len(rows), rank)
+    z[rows, :, torch.arange(len(rows), device=rows.device)] = torch.eye(rank).to(z)
+    z = z.flatten(2)  # (N, K, n·K)
+    e = torch.stack([posterior.solve(column) for column in z.unbind(-1)], -1)
+    rest = torch.cat([e, (z - posterior.whitened_product(e)).flatten(0, 1)])
+    rest = rest.unflatten(1, (len(rows), rank)).movedim(1, 0)  # (n, P + N·K, K)
+    return rest.mT @ rest
 
 
 class _TrainingCovariance(torch.autograd.Function):
