@@ -1,8 +1,9 @@
 """Leave-one-out predictive densities in closed form against N refits, for every kind of likelihood.
 
-The work: a small network with random weights, targets drawn from its outputs at other weights, the
-refitted mean. The formula takes one posterior; the reference fits the linearised model again without
-each datum, to convergence, and predicts the datum. For a Gaussian likelihood both are the same.
+The work: a small network with random weights, targets drawn from a linearised model with weights
+from its prior, the refitted mean. The formula takes one posterior; the reference fits the
+linearised model again without each datum, to convergence, and predicts the datum. For a Gaussian
+likelihood both are the same.
 
     python benchmarks/leave_one_out.py                      # the table
     python benchmarks/leave_one_out.py --num-data 100       # more data

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import gpytorch
 import pytest
 import torch
 from laplace_cases import CASES, hyperparameters, make_laplace
 
-from lingp.inference import ConvergenceWarning, FunctionSpace, WeightSpace, optimize
+from lingp.inference import (
+    ConvergenceWarning,
+    FunctionSpace,
+    MisleadingObjectiveWarning,
+    WeightSpace,
+    leave_one_out,
+    optimize,
+)
 from lingp.inference import hyperparameters as module
 from lingp.inference.factorize import OutOfRangeError
-from lingp.inference.search import maximize
+from lingp.inference.search import maximize, maximize_from_starts, start_shifts
 from lingp.inference.spectrum import has_spectral_evidence, spectral_evidence
-from lingp.likelihoods import Gaussian
+from lingp.likelihoods import Categorical, Gaussian
 from lingp.priors import Isotropic, Layerwise
 
 MEANS = ["network", "refit"]
@@ -76,7 +84,7 @@ def test_spaces_find_the_same_optimum(kind, mean):
     for space in SPACES:
         prior, likelihood = hyperparameters(kind, 3)
         laplace = make_laplace(net, x, y, prior, likelihood, space, mean)
-        result = optimize(laplace, tolerance=1e-7)
+        result = optimize(laplace, tolerance=1e-7, num_restarts=0)
         assert result.converged
         assert result.method == "L-BFGS"
         assert result.log_marginal_likelihood > result.initial_log_marginal_likelihood
@@ -186,3 +194,148 @@ def test_only_plain_hyperparameters_have_spectral_evidence():
             laplace = make_laplace(net, x, y, *hyperparameters(kind, 3), space)
             assert has_spectral_evidence(laplace) == expected
             assert laplace.method in (WeightSpace, FunctionSpace)
+
+
+def classifier(mean="network", space="function", prior=None, num_data=30):
+    net, x, _, _ = CASES[1].build(num_data=num_data)
+    generator = torch.Generator().manual_seed(0)
+    likelihood = Categorical()
+    y = likelihood.sample(3 * net(x).detach(), generator=generator)
+    y = likelihood.check_targets(y.reshape(-1), (3,), torch.float64)
+    return make_laplace(net, x, y, prior or Isotropic(0.7), likelihood, space, mean)
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_a_curvature_that_stays_needs_one_eigendecomposition(space):
+    """Softmax with the network's mean: the only scale is the isotropic precision."""
+    found = []
+    for method in ("auto", "l-bfgs", "mackay"):
+        laplace = classifier(space=space)
+        assert has_spectral_evidence(laplace)
+        result = optimize(laplace, method=method, tolerance=1e-8)
+        assert result.converged
+        found.append((result.log_marginal_likelihood, laplace.prior.precision.item()))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    assert found[0] == pytest.approx(found[2], rel=1e-5)
+
+
+def test_weighted_and_missing_data_keep_the_free_search():
+    found = []
+    for method in ("auto", "l-bfgs"):
+        net, x, y, _ = CASES[1].build(num_data=30)
+        y[4, 0] = float("nan")
+        laplace = make_laplace(net, x, y, Isotropic(0.7), Gaussian(0.2), "function", "refit")
+        laplace.training.weights = torch.linspace(0.0, 2.0, 30, dtype=torch.float64)
+        result = optimize(laplace, method=method, tolerance=1e-8)
+        assert result.method == ("eigendecomposition" if method == "auto" else "L-BFGS")
+        found.append((result.log_marginal_likelihood, laplace.likelihood.noise.item()))
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+def test_the_default_objective_of_a_refitted_classifier_is_the_networks_evidence():
+    reference = classifier("network")
+    expected = optimize(reference)
+    laplace = classifier("refit")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = optimize(laplace)
+    assert result.mean == "network"
+    assert laplace.mean == "refit"
+    assert result.log_marginal_likelihood == pytest.approx(expected.log_marginal_likelihood)
+    assert laplace.prior.precision.item() == pytest.approx(reference.prior.precision.item())
+    # Gaussian: the refitted mean's own evidence
+    net, x, y, _ = CASES[1].build()
+    gaussian = make_laplace(net, x, y, Isotropic(0.7), Gaussian(0.2), "function", "refit")
+    assert optimize(gaussian).mean == "refit"
+
+
+@pytest.mark.parametrize(
+    ("mean", "objective"), [("refit", "evidence"), ("network", "leave_one_out")]
+)
+def test_misleading_objectives_warn(mean, objective):
+    laplace = classifier(mean, num_data=10)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = optimize(laplace, objective=objective, num_restarts=0, max_evaluations=3)
+    messages = [w for w in caught if w.category is MisleadingObjectiveWarning]
+    assert len(messages) == 1
+    assert "refit" in str(messages[0].message)
+    assert (result.mean, result.objective) == (mean, objective)
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("mean", MEANS)
+def test_leave_one_out_is_maximised(mean, space):
+    found = []
+    for method in ("auto", "l-bfgs"):
+        net, x, y, _ = CASES[1].build(num_data=25)
+        prior, likelihood = Isotropic(0.7), Gaussian(0.2)
+        laplace = make_laplace(net, x, y, prior, likelihood, space, mean)
+        result = optimize(
+            laplace, objective="leave_one_out", method=method, tolerance=1e-6, num_restarts=0
+        )
+        assert result.converged
+        assert result.objective == "leave_one_out"
+        assert result.method == ("eigendecomposition" if method == "auto" else "L-BFGS")
+        assert result.value > result.initial_value
+        with torch.no_grad():
+            assert leave_one_out(laplace).total().item() == result.value
+        assert "leave-one-out" in str(result)
+        with pytest.raises(AttributeError, match="leave-one-out"):
+            _ = result.log_marginal_likelihood
+        found.append(result.value)
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+def test_leave_one_out_with_several_precisions():
+    net, x, y, _ = CASES[1].build(num_data=25)
+    laplace = make_laplace(net, x, y, Layerwise(0.7), Gaussian([0.1, 0.2, 0.3]), "weight", "refit")
+    result = optimize(laplace, objective="leave_one_out", tolerance=1e-4, num_restarts=0)
+    assert result.converged
+    assert result.method == "L-BFGS"
+    assert result.value > result.initial_value + 1.0
+
+
+def test_a_refitted_classifier_by_leave_one_out():
+    laplace = classifier("refit", num_data=15)
+    result = optimize(laplace, objective="leave_one_out", tolerance=1e-5, num_restarts=0)
+    assert result.converged
+    assert result.mean == "refit"
+    (gradient,) = torch.autograd.grad(leave_one_out(laplace).total(), [laplace.prior.raw_precision])
+    assert abs(gradient.item()) < 1e-5 * 15
+
+
+def test_restarts_find_the_better_of_two_optima():
+    x = torch.tensor([4.0], dtype=torch.float64, requires_grad=True)
+
+    def objective():  # a low hill at 4, a high one at 0
+        return (-(x - 4).square()).exp().sum() + 2 * (-x.square()).exp().sum()
+
+    alone = maximize_from_starts(objective, [x], 1e-8, 100, start_shifts(1, 0))
+    assert (alone.num_starts, alone.num_agreeing) == (1, 1)
+    assert x.item() == pytest.approx(4.0, abs=1e-3)
+    search = maximize_from_starts(objective, [x], 1e-8, 100, start_shifts(1, 2))
+    assert (search.num_starts, search.num_agreeing) == (3, 1)
+    assert x.item() == pytest.approx(0.0, abs=1e-3)
+    assert search.value == pytest.approx(2.0, abs=1e-3)
+
+
+def test_starts_are_the_same_every_time():
+    assert start_shifts(2, 0) == [(0.0, 0.0)]
+    assert start_shifts(2, 2) == [(0.0, 0.0), (-4.0, 0.0), (4.0, 0.0)]
+    assert len(start_shifts(2, None)) == 9
+    assert start_shifts(2, 12) == start_shifts(2, 12)
+    assert len(set(start_shifts(2, 12))) == 13
+    seeded = [start_shifts(2, 12, torch.Generator().manual_seed(5)) for _ in range(2)]
+    assert seeded[0] == seeded[1] != start_shifts(2, 12)
+
+
+def test_options_are_checked():
+    laplace = classifier(num_data=6)
+    for options, message in (
+        ({"objective": "loo"}, "objective: expected.*'loo'"),
+        ({"method": "adam"}, "method: expected.*'adam'"),
+        ({"num_restarts": -1}, "num_restarts: expected.*-1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            optimize(laplace, **options)
