@@ -2,6 +2,7 @@
 
 from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.cost import InferenceChoice, available_memory, choose_space
+from lingp.inference.data_term import DataTerm
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.function_space import FunctionSpace
 from lingp.inference.hyperparameters import (
@@ -9,8 +10,9 @@ from lingp.inference.hyperparameters import (
     MisleadingObjectiveWarning,
     optimize,
 )
-from lingp.inference.laplace import LinearizedLaplace, Mean
+from lingp.inference.laplace import LinearizedLaplace, Mean, Sites, Solution
 from lingp.inference.leave_one_out import LeaveOneOut, leave_one_out
+from lingp.inference.mode import Mode
 from lingp.inference.posterior import InferenceMethod, Posterior
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.validation import BoundaryWarning, ValidationResult, tune_on_validation
@@ -19,6 +21,7 @@ from lingp.inference.weight_space import WeightSpace
 __all__ = [
     "BoundaryWarning",
     "ConvergenceWarning",
+    "DataTerm",
     "FunctionSpace",
     "HyperparameterResult",
     "InferenceChoice",
@@ -27,8 +30,11 @@ __all__ = [
     "LinearizedLaplace",
     "Mean",
     "MisleadingObjectiveWarning",
+    "Mode",
     "Posterior",
     "RoundingWarning",
+    "Sites",
+    "Solution",
     "TrainingSet",
     "ValidationResult",
     "WeightSpace",

@@ -33,7 +33,7 @@ class FunctionSpace(Posterior):
         if self.isotropic:
             kernel = self.variances[0] * training.unit_gram()
         else:
-            kernel = gram(training.factors(), variances=self.variances)
+            kernel = training.kernel(self.variances)
         squared = root.congruence(kernel)
         squared.diagonal().add_(1)
         self.factorization = factorize(

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from lingp.inference.conjugate_gradients import Product, conjugate_gradients
 from lingp.inference.convergence import ConvergenceWarning
+from lingp.inference.first_order import first_order
 from lingp.inference.mode import Mode, WhitenedModel, preconditioner
 from lingp.inference.posterior import Posterior
 
@@ -79,9 +79,10 @@ class _Attach(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, e: Tensor, solver: _Solver) -> Tensor:
         ctx.solver = solver
+        ctx.save_for_backward(gradient)
         return e.clone()
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.solver(grad), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
+        (by_gradient,) = first_order(lambda: [ctx.solver(grad)], grad, *ctx.saved_tensors)
+        return by_gradient, None, None

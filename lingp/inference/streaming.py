@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from lingp.inference.first_order import first_order
 
 Blocks = Callable[..., Iterator[Tensor]]
 """Given the input tensors, yields the blocks M_i (any number of rows x n)."""
@@ -52,10 +53,12 @@ class _Gram(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        twice = grad + grad.mT
-        return (None, None, *_pull_back(ctx, lambda block: block @ twice))
+        def compute() -> list[Tensor | None]:
+            twice = grad + grad.mT
+            return _pull_back(ctx, lambda block: block @ twice)
+
+        return (None, None, *first_order(compute, grad, *ctx.saved_tensors))
 
 
 class _Triangle(torch.autograd.Function):
@@ -76,20 +79,24 @@ class _Triangle(torch.autograd.Function):
         return triangle
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         # dT = U(T⁻ᵀ dB T⁻¹) T with B = Tᵀ T, U: upper triangle with half the diagonal, so that
         # the gradient in a block is 2 M T⁻¹ Y T⁻ᵀ with Y = sym U(grad Tᵀ).
-        triangle = ctx.saved_tensors[0]
-        y = (grad @ triangle.mT).triu()
-        y.diagonal().mul_(0.5)
-        y = 0.5 * (y + y.mT)
+        triangle = ctx.saved_tensors[0].detach()
 
-        def block_gradient(block: Tensor) -> Tensor:
-            q = torch.linalg.solve_triangular(triangle, block, upper=True, left=False)
-            return 2 * torch.linalg.solve_triangular(triangle.mT, q @ y, upper=False, left=False)
+        def compute() -> list[Tensor | None]:
+            y = (grad @ triangle.mT).triu()
+            y.diagonal().mul_(0.5)
+            y = 0.5 * (y + y.mT)
 
-        return (None, None, *_pull_back(ctx, block_gradient, skip=1))
+            def block_gradient(block: Tensor) -> Tensor:
+                q = torch.linalg.solve_triangular(triangle, block, upper=True, left=False)
+                half = torch.linalg.solve_triangular(triangle.mT, q @ y, upper=False, left=False)
+                return 2 * half
+
+            return _pull_back(ctx, block_gradient, skip=1)
+
+        return (None, None, *first_order(compute, grad, *ctx.saved_tensors[1:]))
 
 
 def _absorb(triangle: Tensor, blocks: list[Tensor]) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from lingp.inference.cache import ValueCache
 from lingp.inference.progress import track
 from lingp.inference.streaming import streamed_gram
 from lingp.linearization import Factors, LinearizedNetwork
@@ -69,6 +70,7 @@ class TrainingSet:
         self._factors = None if factors is None else Factors.cat(factors)
         self._unit_gram: Tensor | None = None
         self._unit_ggn: Tensor | None = None
+        self._kernel: ValueCache[Tensor] = ValueCache()
 
     @classmethod
     def collect(
@@ -224,6 +226,17 @@ class TrainingSet:
             with torch.no_grad():
                 self._unit_gram = gram(self.factors())
         return self._unit_gram
+
+    def kernel(self, variances: Tensor) -> Tensor:
+        """J Σ0 Jᵀ, (N·C x N·C), for one prior variance per parameter tensor, (L,).
+
+        Differentiable in the variances when grad mode is on; without a graph, the last one is kept,
+        since only R changes from one Newton step to the next.
+        """
+        if torch.is_grad_enabled() and variances.requires_grad:
+            return gram(self.factors(), variances=variances)
+        with torch.no_grad():
+            return self._kernel.get((variances,), lambda: gram(self.factors(), variances=variances))
 
     def unit_ggn(self) -> Tensor:
         """Jᵀ J, (P x P), computed once."""

@@ -137,6 +137,73 @@ def test_an_unfinished_refit_says_so(monkeypatch):
     assert laplace.mode() is mode
 
 
+def test_an_unfinished_derivative_says_so(monkeypatch):
+    from lingp.inference import implicit
+
+    monkeypatch.setattr(implicit, "_MAX_ITERATIONS", 1)
+    dense = build(CHOSEN["student-t"], 2)
+    evidence = laplace_of(dense).log_marginal_likelihood()
+    with pytest.warns(ConvergenceWarning, match=r"derivative of the refitted mean.*residual"):
+        evidence.backward()
+
+
+@pytest.mark.parametrize("everything", [True, False])
+@pytest.mark.parametrize(
+    ("space", "mean"), [("function", "refit"), ("weight", "refit"), ("weight", "network")]
+)
+def test_second_derivatives_raise_where_they_would_be_wrong(space, mean, everything):
+    """Also asked of chosen inputs only, where torch's once_differentiable says nothing."""
+    dense = build(CHOSEN["student-t"], 1, num_data=4)
+    laplace = make_laplace(dense.net, dense.x, dense.y, dense.prior, dense.likelihood, space, mean)
+    parameters = [dense.prior.raw_precision, dense.likelihood.raw_scale]
+    evidence = laplace.log_marginal_likelihood()
+    gradients = torch.autograd.grad(evidence, parameters, create_graph=True)
+    chosen = None if everything else parameters[1:]
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        gradients[1].backward(inputs=chosen)
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_results_dont_depend_on_memory(space):
+    dense = build(CHOSEN["categorical-3"], 2)
+    results = []
+    for keep_bytes, chunk_bytes in ((1 << 30, 1 << 27), (0, 1)):
+        laplace = make_laplace(
+            dense.net, dense.x, dense.y, dense.prior, dense.likelihood, space, "refit",
+            keep_bytes=keep_bytes, chunk_bytes=chunk_bytes,
+        )  # fmt: skip
+        evidence = laplace.log_marginal_likelihood()
+        (gradient,) = torch.autograd.grad(evidence, dense.prior.raw_precision)
+        results.append((evidence, gradient, laplace.mode().e))
+    for kept, recomputed in zip(*results, strict=True):
+        torch.testing.assert_close(recomputed, kept, rtol=1e-11, atol=1e-11)
+
+
+def test_newton_steps_share_the_kernel(monkeypatch):
+    """Only R changes from step to step."""
+    from lingp.inference import training_set
+
+    laplace = laplace_of(build(CHOSEN["categorical-3"], 2))
+    calls, original = [], training_set.gram
+    monkeypatch.setattr(training_set, "gram", lambda *a, **k: calls.append(a) or original(*a, **k))
+    with torch.no_grad():
+        laplace.log_marginal_likelihood()
+        assert laplace.mode().num_iterations > 2
+        assert len(calls) == 1
+        laplace.prior.initialize(precision=2.0)
+        laplace.log_marginal_likelihood()
+    assert len(calls) == 2
+
+
+def test_options_are_checked():
+    laplace = laplace_of(build(CHOSEN["categorical-3"], 1, num_data=3))
+    arguments = (laplace.training, laplace.prior, laplace.likelihood, laplace.method)
+    with pytest.raises(ValueError, match='mean: expected "network" or "refit", got \'map\''):
+        type(laplace)(*arguments, "map")
+    with pytest.raises(ValueError, match='sites: expected "network" or "mean", got 3'):
+        type(laplace)(*arguments, "refit", 3)
+
+
 def test_an_impossible_start_is_named():
     dense = build(next(c for c in CASES if c.name == "heteroscedastic-softplus-1"), 1)
     laplace = laplace_of(dense)
@@ -214,8 +281,7 @@ def test_results_inside_inference_mode():
     torch.testing.assert_close(shift, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("mean", ["network", "refit"])
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize(("space", "mean"), [("weight", "network"), ("function", "refit")])
 def test_nothing_is_stale_when_the_likelihood_changes(space, mean):
     """Its parameters, a temperature-like factor, the object itself, options: all are noticed."""
     dense = build(CHOSEN["student-t"], 1, num_data=5)
