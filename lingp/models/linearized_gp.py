@@ -157,7 +157,7 @@ class LinearizedGP(ConditionedNetwork):
         """Predictive distribution of each training target given all other rows, without refits.
 
         Exact for Gaussian noise and mean="refit", an approximation else. `log_predictive` scores
-        the training targets.
+        the training targets. A row with a weight is left out as a whole.
 
         Parameters
         ----------

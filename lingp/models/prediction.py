@@ -69,35 +69,41 @@ class Prediction:
 
     @property
     def probs(self) -> Tensor:
-        """Class probabilities, (n, K), where targets are labels."""
-        return self.predictive.probs
+        """Class probabilities where targets are labels, (n, K), or (n, *labels, K) for several."""
+        num_labels = self.layout.likelihood.num_labels(self.layout.output_shape)
+        if num_labels is None:
+            return self.layout.moments(self.predictive.probs)
+        p = self.predictive.mean
+        return p if p.shape[-1] == num_labels else torch.cat([1 - p, p], -1)
 
     @property
     def entropy(self) -> Tensor:
-        """Entropy of the class probabilities in nats, between 0 and log K."""
+        """Entropy of the class probabilities in nats, between 0 and log K, (n, *labels)."""
         return _entropy(self.probs)
 
     @property
     def mutual_information(self) -> Tensor:
-        """The part of the entropy of class labels that more data would take away, in nats.
+        """The part of the entropy of class labels that more data would take away, (n, *labels).
 
-        H[y] - E H[y | f], the mutual information of label and function; by quasi-Monte-Carlo.
+        H[y] - E H[y | f], the mutual information of label and function, in nats; by
+        quasi-Monte-Carlo over f.
         """
-        likelihood = self.layout.likelihood
-        if likelihood.num_labels(self.layout.output_shape) is None:
-            raise AttributeError(
-                f"mutual_information: {type(likelihood).__name__} has no class labels here"
-            )
+        num_classes = self.probs.shape[-1]
         normal = quasi_normal(_NUM_NODES, self.latent_mean)
+        likelihood = self.layout.likelihood
         mixture = AffineMixture(likelihood, self.latent_mean, self.latent_covariance, normal)
 
         def conditional(nodes: Tensor, rows: slice) -> Tensor:
             p = likelihood.conditional_mean(nodes)
             p = torch.cat([1 - p, p], -1) if p.shape[-1] == 1 else p
-            return torch.cat([p, _entropy(p).unsqueeze(-1)], -1)
+            return torch.cat([p, _entropy(p.unflatten(-1, (-1, num_classes)))], -1)
 
-        average = mixture.average(conditional)  # the same nodes for both: never negative
-        return (_entropy(average[:, :-1]) - average[:, -1]).clamp(min=0)
+        # the same nodes for both terms: the difference is never negative
+        average = mixture.average(conditional)
+        num_labels = average.shape[-1] // (num_classes + 1)
+        probs, within = average.split([num_labels * num_classes, num_labels], -1)
+        total = _entropy(probs.unflatten(-1, (num_labels, num_classes)))
+        return self.layout.values((total - within).clamp(min=0))
 
     def log_prob(self, y: Any) -> Tensor:
         """log p(y_n) of each row, jointly over its targets, (n,).
@@ -153,10 +159,9 @@ class LeaveOneOutPrediction(Prediction):
         The training targets, checked and flat.
     """
 
-    targets: Tensor | None = None
+    targets: Tensor
 
     @property
     def log_predictive(self) -> Tensor:
         """log p(y_n | all other rows) of each training target, (N,)."""
-        assert self.targets is not None
         return self.predictive.log_prob(self.targets)

@@ -126,7 +126,8 @@ class SampledLabels(AffineMixture):
     @cached_property
     def _labels(self) -> int:
         """L."""
-        return self.likelihood.sample(self.location[:1]).shape[-1]
+        num_classes: int | None = getattr(self.likelihood, "num_classes", None)
+        return 1 if num_classes is None else self.location.shape[-1] // num_classes
 
     @property
     def entropy(self) -> Tensor:
