@@ -10,8 +10,13 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from lingp.likelihoods.base import Likelihood
-from lingp.likelihoods.predictives import LatentMixture, Predictive
-from lingp.likelihoods.psd_root import psd_root
+from lingp.likelihoods.predictives import (
+    AffineMixture,
+    GaussianPredictive,
+    HeteroscedasticPredictive,
+    Predictive,
+)
+from lingp.likelihoods.predictives.draws import random_normal
 from lingp.likelihoods.roots import CurvatureRoot, DenseRoot
 from lingp.likelihoods.targets import flatten_targets, split_missing
 
@@ -50,7 +55,7 @@ class Heteroscedastic(Likelihood):
     networks", NeurIPS 2023, equations 3 to 6.
     """
 
-    methods = ("monte_carlo",)
+    methods = ("mixture", "natural", "delta", "monte_carlo")
     allows_missing = True
 
     def __init__(self, link: Literal["softplus", "exp"] = "softplus") -> None:
@@ -136,14 +141,21 @@ class Heteroscedastic(Likelihood):
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Predictive:
-        self.check_method(method)
-        generator = generator or torch.Generator(mean.device).manual_seed(0)
-        scale = psd_root(covariance)
-        shape = (num_samples or 1000, *mean.shape, 1)
-        normal = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
-        nodes = mean + (scale @ normal).squeeze(-1)
-        log_weights = torch.full_like(nodes[:, :1, 0], -math.log(len(nodes)))
-        return LatentMixture(self, nodes, log_weights)
+        method = self.check_method(method)
+        if method == "mixture":
+            return HeteroscedasticPredictive(self, mean, covariance)
+        if method == "monte_carlo":
+            return AffineMixture(
+                self, mean, covariance, random_normal(num_samples, mean, generator)
+            )
+        # normal: μ linear in f₁ at the mean of f₂ ("natural"), or in both ("delta")
+        f1, f2 = mean.chunk(2, -1)
+        variance = self.precision(f2).reciprocal()
+        slopes = torch.diag_embed(variance)  # ∂μ/∂f₁, (N, T, T)
+        along = -f1 * variance * self.relative_slope(f2) if method == "delta" else 0 * f2
+        slopes = torch.cat([slopes, torch.diag_embed(along)], -1)
+        spread = slopes @ covariance @ slopes.mT
+        return GaussianPredictive(f1 * variance, spread, variance)
 
     def extra_repr(self) -> str:
         return f"link={self.link!r}"

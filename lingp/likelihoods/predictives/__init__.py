@@ -8,6 +8,7 @@ from lingp.likelihoods.predictives.gaussian import (
     GaussianPredictive,
     KnownNoisePredictive,
 )
+from lingp.likelihoods.predictives.heteroscedastic import HeteroscedasticPredictive
 from lingp.likelihoods.predictives.labels import LabelPredictive, SampledLabels
 from lingp.likelihoods.predictives.latent_mixture import LatentMixture
 
@@ -16,6 +17,7 @@ __all__ = [
     "CorrelatedGaussianPredictive",
     "ElementwisePredictive",
     "GaussianPredictive",
+    "HeteroscedasticPredictive",
     "KnownNoisePredictive",
     "LabelPredictive",
     "LatentMixture",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -126,7 +127,7 @@ class AffineMixture(Predictive):
             self.likelihood.log_prob(y[rows], nodes).logsumexp(0)
             for rows, nodes, _ in self._chunks()
         ]
-        return torch.cat(parts) - torch.tensor(float(len(self.normal))).log().to(self.location)
+        return torch.cat(parts) - math.log(len(self.normal))
 
     @torch.no_grad()
     def average(self, function: Callable[[Tensor, slice], Tensor]) -> Tensor:

@@ -51,25 +51,34 @@ def log_terms(
     likelihood: Likelihood, y: Tensor, mean: Tensor, root: Tensor, normal: Tensor
 ) -> Tensor:
     """Logarithms of 2S numbers whose mean is p(y_n), (2S x N); from draws ε of N(0, I), (S x C)."""
-    mode, factor = _laplace(likelihood, y, mean, root)
-    # L Lᵀ = precision: draws are mode + L⁻ᵀ ε
-    offsets = torch.linalg.solve_triangular(factor.mT, normal.mT, upper=True)  # (n, C, S)
-    near = mode + offsets.permute(2, 0, 1)
-    far = normal.unsqueeze(1).expand(-1, len(mean), -1)
-    z = torch.cat([far, near])  # (2S, n, C)
-    log_prior = -0.5 * z.square().sum(-1)
-    white = torch.einsum("ndc,snd->snc", factor, z - mode)
-    log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    log_laplace = log_det - 0.5 * white.square().sum(-1)
-    log_weight = log_prior - torch.logaddexp(log_prior, log_laplace) + math.log(2)
+    z, log_weight = weighted_nodes(*laplace(likelihood, y, mean, root), normal)
     f = mean + torch.einsum("ncd,snd->snc", root, z)
     return likelihood.log_prob(y, f) + log_weight
 
 
+def weighted_nodes(mode: Tensor, factor: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes z (2S x N x C) and log w (2S x N) with E h(z) = mean of w h(z) for z ~ N(0, I).
+
+    Parameters
+    ----------
+    mode, factor
+        Half of the nodes are from N(mode, (L Lᵀ)⁻¹): (N x C), and L lower triangular (N x C x C).
+    normal
+        Draws or quasi-random nodes of N(0, I), (S x C).
+    """
+    offsets = torch.linalg.solve_triangular(factor.mT, normal.mT, upper=True)  # (N, C, S)
+    near = mode + offsets.permute(2, 0, 1)
+    far = normal.unsqueeze(1).expand(-1, len(mode), -1)
+    z = torch.cat([far, near])
+    log_prior = -0.5 * z.square().sum(-1)
+    white = torch.einsum("ndc,snd->snc", factor, z - mode)
+    log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    log_laplace = log_det - 0.5 * white.square().sum(-1)
+    return z, log_prior - torch.logaddexp(log_prior, log_laplace) + math.log(2)
+
+
 @torch.no_grad()
-def _laplace(
-    likelihood: Likelihood, y: Tensor, mean: Tensor, root: Tensor
-) -> tuple[Tensor, Tensor]:
+def laplace(likelihood: Likelihood, y: Tensor, mean: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
     """Mode of p(z | y) (n x C) and the Cholesky factor of its precision I + AᵀΛA (n x C x C)."""
     eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
 
