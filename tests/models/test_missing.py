@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from likelihood_cases import CASES
-from networks import fitted, make_inputs, make_net, same, targets_of
+from networks import LIKELIHOODS, make_inputs, make_net, same, shared, targets_of
 from torch.utils.data import DataLoader, TensorDataset
 
 from lingp.likelihoods import CorrelatedGaussian, Gaussian
@@ -15,7 +14,7 @@ X = make_inputs(12)
 NAN = float("nan")
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.missing], ids=str)
+@pytest.mark.parametrize("case", [c for c in LIKELIHOODS if c.missing], ids=str)
 def test_rows_without_targets_add_nothing(case):
     y = targets_of(case).double()
     whole = LinearizedGP(make_net(case.output_shape), case.make()).fit(X[4:], y[4:])
@@ -94,9 +93,9 @@ def test_likelihoods_that_need_all_targets_say_so():
         LinearizedGP(make_net()).fit(X, X.sum(1), missing="drop")
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.missing], ids=str)
+@pytest.mark.parametrize("case", [c for c in LIKELIHOODS if c.missing], ids=str)
 def test_log_prob_takes_missing_targets(case):
-    prediction = fitted(case).predict(X, generator=torch.Generator().manual_seed(0))
+    prediction = shared(case.name).predict(X, generator=torch.Generator().manual_seed(0))
     y = targets_of(case).double()
     expected = prediction.log_prob(y)
     y[0] = NAN

@@ -22,9 +22,9 @@ from lingp.likelihoods import (
 from lingp.models import LinearizedGP
 from lingp.priors import Isotropic, Layerwise
 
-X = make_inputs(8)
+X = make_inputs(6)
 TWO = torch.stack([X.sum(1), X.prod(1)], 1)
-COUNTS = torch.arange(8) % 4
+COUNTS = torch.arange(6) % 4
 MODELS = {
     "gaussian": (lambda: Gaussian([0.1, 0.2]), 2, TWO),
     "correlated": (lambda: CorrelatedGaussian(torch.tensor([[0.3, 0.1], [0.1, 0.2]])), 2, TWO),

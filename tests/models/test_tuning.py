@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lingp.likelihoods import Categorical, Gaussian
 from lingp.models import LinearizedGP
 
-X, X_VALID = make_inputs(20), make_inputs(12, seed=1)
+X, X_VALID = make_inputs(16), make_inputs(8, seed=1)
 LABELS = (X.sum(1) > 0).long() + (X.prod(1) > 0).long()
 LABELS_VALID = (X_VALID.sum(1) > 0).long() + (X_VALID.prod(1) > 0).long()
 Y, Y_VALID = X.sin().sum(1), X_VALID.sin().sum(1)
@@ -51,7 +51,7 @@ def test_validation_data_are_predicted_better_and_then_absorbed(make):
     gp = make()
     before = gp.predict(x).log_prob(y).sum().item()
     result = gp.optimize_hyperparameters(validation=(x, y), absorb=False)
-    assert result.num_rows == 12
+    assert result.num_rows == 8
     assert result.initial_value == pytest.approx(before, rel=1e-6)
     after = gp.predict(x).log_prob(y).sum().item()
     assert result.value == pytest.approx(after, rel=1e-6)
@@ -64,7 +64,7 @@ def test_validation_data_are_predicted_better_and_then_absorbed(make):
 
 
 def test_every_form_of_validation_data():
-    weights = torch.linspace(0.5, 2.0, 12, dtype=torch.float64)
+    weights = torch.linspace(0.5, 2.0, 8, dtype=torch.float64)
     data = TensorDataset(X_VALID, Y_VALID)
     forms = [
         (X_VALID, Y_VALID),
