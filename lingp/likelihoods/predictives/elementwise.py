@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lingp.likelihoods.predictives.base import Predictive
 from lingp.likelihoods.predictives.draws import draw_latents
-from lingp.likelihoods.predictives.importance import log_evidence
+from lingp.likelihoods.predictives.importance import log_evidence, product_or_joint
 from lingp.likelihoods.predictives.mass import first_panels
 from lingp.likelihoods.predictives.quadrature import (
     NUM_NODES,
@@ -154,15 +154,14 @@ class ElementwisePredictive(Predictive):
         return log_integral(log_integrand, breakpoints, peak) - _LOG_NORMAL
 
     def log_prob(self, y: Tensor) -> Tensor:
-        if self._independent:
-            return self.log_prob_each(y).sum(-1)
-        return log_evidence(self.likelihood, y, self.location, self.covariance)
-
-    @cached_property
-    def _independent(self) -> bool:
-        """Whether no covariance couples the targets of a datum."""
         coupling = self.covariance - torch.diag_embed(self.covariance.diagonal(dim1=-2, dim2=-1))
-        return not bool(coupling.any())
+        observed = self.likelihood.split_known(y)[2]
+
+        def joint(rows: Tensor) -> Tensor:
+            mean, covariance = self.location[rows], self.covariance[rows]
+            return log_evidence(self.likelihood, y[rows], mean, covariance)
+
+        return product_or_joint(self.log_prob_each(y), observed, coupling, joint)
 
     @torch.no_grad()
     def cdf(self, y: Tensor) -> Tensor:

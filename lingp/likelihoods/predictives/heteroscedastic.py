@@ -12,7 +12,12 @@ from torch import Tensor
 
 from lingp.likelihoods.predictives.base import Predictive
 from lingp.likelihoods.predictives.draws import draw_latents, quasi_normal
-from lingp.likelihoods.predictives.importance import NUM_NODES, laplace, weighted_nodes
+from lingp.likelihoods.predictives.importance import (
+    NUM_NODES,
+    laplace,
+    product_or_joint,
+    weighted_nodes,
+)
 from lingp.likelihoods.predictives.mass import scanned_panels
 from lingp.likelihoods.predictives.quadrature import adapt, log_integral, row_chunks
 from lingp.likelihoods.predictives.quantiles import real_quantile
@@ -130,25 +135,21 @@ class HeteroscedasticPredictive(Predictive):
         return torch.where(observed, torch.cat(parts), 0.0)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        if self._independent:
-            return self.log_prob_each(y).sum(-1)
-        size = self._num_targets
-        normal = quasi_normal(NUM_NODES, self.location[:1, size:])
-        parts = [
-            self._joint_log_prob(rows, y[rows], normal)
-            for rows in row_chunks(len(y), 2 * NUM_NODES * size * size)
-        ]
-        return torch.cat(parts)
-
-    @cached_property
-    def _independent(self) -> bool:
-        """Whether no covariance couples different targets."""
         size = self._num_targets
         same = torch.eye(size, dtype=torch.bool, device=self.location.device).repeat(2, 2)
-        return not bool(self.covariance.masked_fill(same, 0.0).any())
+        coupling = self.covariance.masked_fill(same, 0.0)
 
-    def _joint_log_prob(self, rows: slice, y: Tensor, normal: Tensor) -> Tensor:
-        mean, covariance, size = self.location[rows], self.covariance[rows], self._num_targets
+        def joint(chosen: Tensor) -> Tensor:
+            normal = quasi_normal(NUM_NODES, self.location[:1, size:])
+            chunks = row_chunks(len(chosen), 2 * NUM_NODES * size * size)
+            return torch.cat([self._joint_log_prob(chosen[c], y, normal) for c in chunks])
+
+        return product_or_joint(self.log_prob_each(y), ~y.isnan(), coupling, joint)
+
+    def _joint_log_prob(self, rows: Tensor, y: Tensor, normal: Tensor) -> Tensor:
+        """Of some rows, by number."""
+        y, mean, covariance = y[rows], self.location[rows], self.covariance[rows]
+        size = self._num_targets
         # f₂ = m₂ + A z₂,  f₁ = m₁ + B z₂ + D z₁: the Cholesky factor in the order f₂, f₁
         swapped = covariance.roll((size, size), (-2, -1))
         factor = _cholesky(swapped)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,6 +46,28 @@ def log_evidence(likelihood: Likelihood, y: Tensor, mean: Tensor, covariance: Te
         for rows in row_chunks(len(mean), 2 * normal.numel())
     ]
     return torch.cat(parts) - math.log(2 * len(normal))
+
+
+def product_or_joint(
+    each: Tensor, observed: Tensor, coupling: Tensor, joint: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """log p(y_n), (N,): the sum over a datum's targets, or their joint where f couples several.
+
+    Parameters
+    ----------
+    each
+        log p(y_nt) of each target on its own, (N x T).
+    observed
+        Where targets were observed, (N x T).
+    coupling
+        Covariances that couple targets of a datum, (N x ...): nonzero where they do.
+    joint
+        Row numbers (B,) -> log p(y_n) of those rows, (B,).
+    """
+    total = each.sum(-1)
+    coupled = (coupling != 0).flatten(1).any(1) & (observed.sum(-1) > 1)
+    rows = coupled.nonzero().squeeze(-1)
+    return total.index_put((rows,), joint(rows)) if len(rows) else total
 
 
 def log_terms(
