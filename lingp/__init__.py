@@ -7,11 +7,13 @@ linearised Laplace: predictions with error bars, the marginal likelihood, sample
 from lingp import data, inference, kernels, likelihoods, linearization, models, operators, priors
 from lingp.kernels import NetworkMean, NTKernel
 from lingp.linearization import LinearizedNetwork, register_rule
-from lingp.models import LinearizedGP, Prediction
+from lingp.models import JointPrediction, LeaveOneOutPrediction, LinearizedGP, Prediction
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "JointPrediction",
+    "LeaveOneOutPrediction",
     "LinearizedGP",
     "LinearizedNetwork",
     "NTKernel",
