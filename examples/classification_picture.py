@@ -35,7 +35,7 @@ def draw(path: Path, shown: list[tuple[Data, Classifier]], pixels: int) -> None:
         layout="constrained",
     )
     for row, (data, classifier) in enumerate(shown):
-        side = 3.5 * np.abs(data.X).max()
+        side = 2.6 * np.abs(data.X).max()
         line = np.linspace(-side, side, pixels)
         points = np.stack(np.meshgrid(line, line), axis=-1).reshape(-1, 2)
         probability = {name: getattr(classifier, name)(points) for name in ("network", "lingp")}
