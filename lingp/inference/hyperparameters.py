@@ -2,13 +2,16 @@
 
 MAP-II where GPyTorch priors are registered on hyperparameters. Which objective to trust:
 
-- The evidence with the network's mean is the default. For classifiers it ends near the best
+- The evidence is the default. For classifiers, with the network's mean, it ends near the best
   precision, usually below it by a factor; the evidence of one precision for all weights predicts
   better than that of one per layer, which scores higher.
-- The evidence at a refitted mode of a likelihood that isn't quadratic drives precisions towards
-  zero: the features have seen the labels. The default takes the network's mean there as well.
-- Leave-one-out with the network's mean drives the precision of a well-trained classifier to
-  infinity: saturated outputs hide the data. With a refitted mean, and for regression, it is sound.
+- At a refitted mean, evidence and leave-one-out drive precisions towards zero where a likelihood
+  rises without limit as the fit improves (class labels, free variances): the features have seen
+  the targets. The default takes the evidence of the network's mean there. Where it doesn't rise
+  without limit (Gaussian and Student-t noise, counts), a refitted mean's evidence is the better
+  guide, and much the better one after overfitting.
+- Leave-one-out with the network's mean drives precisions to infinity and noise to zero: a network
+  that has fitted the data looks as if it had foreseen them. Leave-one-out wants mean="refit".
 - Validation data are better than any of these, see `tune_on_validation`.
 """
 
@@ -32,12 +35,22 @@ from lingp.inference.mackay import fixed_point
 from lingp.inference.objectives import OBJECTIVES, Objective
 from lingp.inference.progress import count
 from lingp.inference.search import Search, maximize_from_starts, set_values, start_shifts
+from lingp.likelihoods import (
+    Binomial,
+    Likelihood,
+    NegativeBinomial,
+    Poisson,
+    QuadraticLikelihood,
+    StudentT,
+    Tempered,
+)
 
+_LIMITED = (QuadraticLikelihood, Binomial, NegativeBinomial, Poisson, StudentT)
 _RESTARTS = 2  # where each evaluation takes a factorisation
 
 
 class MisleadingObjectiveWarning(UserWarning):
-    """The objective asked for is known to choose bad hyperparameters with this likelihood."""
+    """The objective asked for is known to choose bad hyperparameters for this model."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +138,7 @@ def optimize(
     objective
         "evidence" (log marginal likelihood) or "leave_one_out" (sum of leave-one-out log
         predictive densities), with the mean that `laplace` has. "auto": the evidence; with a
-        refitted mean and a likelihood that isn't quadratic, that of the network's mean.
+        refitted mean and class labels or free variances, that of the network's mean.
     method
         "l-bfgs": L-BFGS in raw values (logarithms by default), a factorisation per evaluation.
         "mackay": fixed-point updates, see `lingp.inference.mackay`. "auto": one eigendecomposition
@@ -235,22 +248,30 @@ def _choose_objective(
     laplace: LinearizedLaplace, objective: str
 ) -> tuple[LinearizedLaplace, Objective]:
     """The objective and the model it is of, with a warning where it is known to mislead."""
-    if not laplace.data_term.is_quadratic:
-        if objective == "auto" and laplace.mean == "refit":
-            laplace = dataclasses.replace(laplace, mean="network")
-        elif objective == "evidence" and laplace.mean == "refit":
-            _warn_misleading(
-                "the evidence at a refitted mean drives prior precisions towards zero when the "
-                'likelihood is not quadratic; objective="auto" takes the network\'s mean instead'
-            )
-        elif objective == "leave_one_out" and laplace.mean == "network":
-            _warn_misleading(
-                "leave-one-out with the network's mean drives the precision of a well-trained "
-                "network to infinity when the likelihood is not quadratic (saturated outputs hide "
-                'the data); use mean="refit", the evidence, or validation data'
-            )
+    refit, limited = laplace.mean == "refit", _is_limited(laplace.likelihood)
+    if objective == "leave_one_out" and not refit:
+        _warn_misleading(
+            "leave-one-out with the network's mean drives prior precisions to infinity and noise "
+            'to zero, because the network has fitted the data it is asked about; use mean="refit", '
+            "the evidence, or validation data"
+        )
+    elif objective != "auto" and refit and not limited:
+        _warn_misleading(
+            f"with a refitted mean, {OBJECTIVES[objective].words} drives prior precisions of "
+            f"{type(laplace.likelihood).__name__} models towards zero, because the features have "
+            'seen the targets; objective="auto" takes the evidence of the network\'s mean instead'
+        )
+    elif refit and not limited:
+        laplace = dataclasses.replace(laplace, mean="network")
     name = "evidence" if objective == "auto" else objective
     return laplace, OBJECTIVES[name](laplace)
+
+
+def _is_limited(likelihood: Likelihood) -> bool:
+    """Whether log p(y | f) can't grow without end as f moves off to fit y ever better."""
+    if isinstance(likelihood, Tempered):
+        likelihood = likelihood.likelihood
+    return isinstance(likelihood, _LIMITED)
 
 
 def _warn_misleading(message: str) -> None:
