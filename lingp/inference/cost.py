@@ -44,36 +44,40 @@ class InferenceChoice:
         return self.reason
 
 
-def weight_space_cost(num_data: int, num_outputs: int, num_parameters: int, itemsize: int) -> Cost:
+def weight_space_cost(
+    num_data: int, num_outputs: int, num_columns: int, num_parameters: int, itemsize: int
+) -> Cost:
     """Jᵀ Λ J (P x P), its Cholesky factor, and a triangular solve for as many test rows as data.
 
     Four P x P matrices are alive at the peak.
     """
     rows, size = float(num_data * num_outputs), float(num_parameters)
-    return Cost(2 * rows * size**2 + size**3 / 3 + rows * size**2, 4 * size**2 * itemsize)
+    weighted = float(num_data * num_columns)
+    return Cost(2 * weighted * size**2 + size**3 / 3 + rows * size**2, 4 * size**2 * itemsize)
 
 
 def function_space_cost(
     num_data: int,
     num_outputs: int,
+    num_columns: int,
     parameter_shapes: Sequence[Sequence[int]],
     itemsize: int,
     factor_bytes: float,
 ) -> Cost:
-    """J Σ0 Jᵀ (N·C x N·C), its Cholesky factor, and a solve for as many test rows as data.
+    """J Σ0 Jᵀ (N·C x N·C), a Cholesky factor (N·K x N·K), a solve for as many test rows as data.
 
     A matrix (d_out x d_in) takes N² d_in + (N·C)² d_out multiplications, any other tensor at most
     (N·C)² times its size; the symmetric kernel of the data is half of that with test rows. Four
     N·C x N·C matrices are alive at the peak, and the factors.
     """
-    n, rows = float(num_data), float(num_data * num_outputs)
+    n, rows, weighted = float(num_data), float(num_data * num_outputs), num_data * num_columns
     cross = 0.0
     for shape in parameter_shapes:
         if len(shape) == 2:
             cross += 2 * (n**2 * shape[1] + rows**2 * shape[0])
         else:
             cross += 2 * rows**2 * math.prod(shape)
-    flops = cross / 2 + rows**3 / 3 + cross + rows**3
+    flops = cross / 2 + weighted**3 / 3 + cross + weighted**2 * rows
     return Cost(flops, 4 * rows**2 * itemsize + factor_bytes)
 
 
@@ -86,8 +90,11 @@ def choose_space(
     itemsize: int,
     factor_bytes: float,
     memory: float,
+    num_columns: int | None = None,
 ) -> InferenceChoice:
     """Pick the space with fewer flops of those that fit in memory.
+
+    `num_columns` is K, the rank of each datum's curvature root; C by default.
 
     Raises
     ------
@@ -95,10 +102,11 @@ def choose_space(
         If what was requested doesn't fit in `memory` bytes, with the numbers and what to do.
     """
     num_parameters = sum(math.prod(shape) for shape in parameter_shapes)
+    columns = num_outputs if num_columns is None else num_columns
     costs: dict[Space, Cost] = {
-        "weight_space": weight_space_cost(num_data, num_outputs, num_parameters, itemsize),
+        "weight_space": weight_space_cost(num_data, num_outputs, columns, num_parameters, itemsize),
         "function_space": function_space_cost(
-            num_data, num_outputs, parameter_shapes, itemsize, factor_bytes
+            num_data, num_outputs, columns, parameter_shapes, itemsize, factor_bytes
         ),
     }
     sizes = f"N·C = {num_data}·{num_outputs}, P = {num_parameters}"

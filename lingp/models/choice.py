@@ -15,6 +15,7 @@ from lingp.inference import (
     available_memory,
     choose_space,
 )
+from lingp.likelihoods import Likelihood
 
 Inference = Literal["auto", "weight_space", "function_space"] | InferenceMethod
 
@@ -47,9 +48,9 @@ def dense_bytes(memory: float) -> int:
 
 
 def choose_method(
-    inference: Inference, training: TrainingSet, memory: float
+    inference: Inference, training: TrainingSet, likelihood: Likelihood, memory: float
 ) -> tuple[InferenceMethod, InferenceChoice]:
-    """The inference method for this training set, and why.
+    """The inference method for this training set and likelihood, and why.
 
     Raises
     ------
@@ -59,10 +60,13 @@ def choose_method(
     if not isinstance(inference, str):
         name = getattr(inference, "__name__", type(inference).__name__)
         return inference, InferenceChoice(name, f"{name} (as given)")
+    with torch.no_grad():
+        root = likelihood.curvature_root(training.targets[:1], training.outputs[:1])
     choice = choose_space(
         inference,
         num_data=training.num_data,
         num_outputs=training.num_outputs,
+        num_columns=root.rank,
         parameter_shapes=training.linearized.parameter_shapes,
         itemsize=training.outputs.element_size(),
         factor_bytes=training.factor_bytes,

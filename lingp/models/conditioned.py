@@ -177,7 +177,9 @@ class ConditionedNetwork:
 
     def _condition(self, data: FittedData) -> None:
         """Choose inference for these data and start from nothing."""
-        method, choice = choose_method(self.inference, data.training, self._memory())
+        method, choice = choose_method(
+            self.inference, data.training, data.likelihood, self._memory()
+        )
         self._laplace = LinearizedLaplace(
             data.training, self.prior, data.likelihood, method, self._mean, self._sites
         )

@@ -31,11 +31,13 @@ def choose(requested="auto", num_data=100, memory=1e9, shapes=SHAPES):
 
 
 def test_costs_are_the_counts():
-    assert weight_space_cost(10, 3, 7, 8).flops == pytest.approx(3 * 30 * 49 + 7**3 / 3)
-    assert weight_space_cost(10, 3, 7, 8).bytes == 4 * 49 * 8
-    cost = function_space_cost(10, 3, [(5, 4), (5,)], 8, 1000)
+    # 10 data, 3 outputs, 2 columns of each curvature root
+    cost = weight_space_cost(10, 3, 2, 7, 8)
+    assert cost.flops == pytest.approx(2 * 20 * 49 + 7**3 / 3 + 30 * 49)
+    assert cost.bytes == 4 * 49 * 8
+    cost = function_space_cost(10, 3, 2, [(5, 4), (5,)], 8, 1000)
     products = (100 * 4 + 900 * 5) + 900 * 5
-    assert cost.flops == pytest.approx(3 * products + 30**3 / 3 + 30**3)
+    assert cost.flops == pytest.approx(3 * products + 20**3 / 3 + 20**2 * 30)
     assert cost.bytes == 4 * 900 * 8 + 1000
 
 
