@@ -163,7 +163,7 @@ def tune_on_validation(
             f"the best hyperparameters found lie at the edge of what was searched: {result}; the "
             "validation data say little about them. Raise span, or use more validation data",
             BoundaryWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     return result
 
