@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lingp.likelihoods.predictives.base import Predictive
 from lingp.likelihoods.predictives.draws import AffineMixture, draw_latents
-from lingp.likelihoods.predictives.importance import log_evidence
+from lingp.likelihoods.predictives.importance import log_evidence, product_or_joint
 from lingp.likelihoods.predictives.softmax import SoftmaxMoments
 from lingp.likelihoods.targets import split_missing
 
@@ -26,8 +26,8 @@ class LabelPredictive(Predictive):
 
     Moments are those of the one-hot indicators, (N x L·K); epistemic and aleatoric variance are
     Var p_k(f) and E p_k(f) (1 - p_k(f)), whose sum is p_k (1 - p_k). Probabilities are those of
-    each label on its own; the joint log density of several labels is quasi-Monte-Carlo with the
-    joint covariance, whichever way probabilities are computed.
+    each label on its own; the joint log density of several labels that f couples is
+    quasi-Monte-Carlo with the joint covariance, whichever way probabilities are computed.
 
     Attributes
     ----------
@@ -101,10 +101,19 @@ class LabelPredictive(Predictive):
         return (self.entropy - self.expected_entropy).clamp(min=0)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        if self._labels > 1:
-            return log_evidence(self.likelihood, y, self.location, self.covariance)
         labels, observed = split_missing(y)
-        return torch.where(observed, self._moments.log_probs.gather(-1, labels.long()), 0.0)[:, 0]
+        log_probs = self._moments.log_probs.unflatten(0, (-1, self._labels))
+        each = log_probs.gather(-1, labels.long().unsqueeze(-1)).squeeze(-1)
+        same = torch.eye(self._labels, dtype=torch.bool, device=each.device)
+        same = same.repeat_interleave(self.num_classes, 0).repeat_interleave(self.num_classes, 1)
+
+        def joint(rows: Tensor) -> Tensor:
+            return log_evidence(
+                self.likelihood, y[rows], self.location[rows], self.covariance[rows]
+            )
+
+        coupling = self.covariance.masked_fill(same, 0.0)
+        return product_or_joint(torch.where(observed, each, 0.0), observed, coupling, joint)
 
     def interval(self, level: float) -> NoReturn:
         refuse_interval()
