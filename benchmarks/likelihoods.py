@@ -115,9 +115,9 @@ def run_split(
         precision_found = float(result.arrays.pop("precision"))
         for index, (link, probabilities) in enumerate(result.arrays.items()):
             label = name if index == 0 else f"{name} {link}"
-            broken = int((~np.isfinite(probabilities)).any(axis=1).sum())
+            broken = int((~(probabilities >= 0)).any(axis=1).sum())  # nan, or below zero
             if broken:
-                failed[label] = f"no probabilities for {broken} of {len(probabilities)} rows (nan)"
+                failed[label] = f"no probabilities for {broken} of {len(probabilities)} rows"
                 continue
             found[label] = {
                 **scores.classification(probabilities, data.test.y),
@@ -200,35 +200,29 @@ def report(
         return [m for m in names if m.startswith(PEER)]
 
     trained = "no weight decay" if arguments.overfit else "weight decay as a prior of precision 1"
-    lines = [
+    sections = [
         f"# Classification: splits {arguments.splits}, network trained with {trained}",
-        "",
         table.machine(field, {}),
-        "",
-        table.versions(field.versions),
-        "",
+        table.versions({name.split(" ")[0]: found for name, found in field.versions.items()}),
         f"Tuned by evidence, nothing set; mean ± standard error over splits. All: {seconds:.0f} s.",
-        "",
         score_table(records, plain),
-        "",
-        *verdicts(records, OURS, of_peer(plain)),
-        "",
-        "Prior precision chosen on the validation rows:",
-        "",
-        score_table(records, tuned),
-        "",
-        *verdicts(records, f"{OURS} {VALIDATION}", of_peer(tuned)),
-        "",
-        "laplace-torch's other links:",
-        "",
-        score_table(records, links),
-        "",
-        f"{OURS}, nothing set, against the best of all laplace-torch rows above:",
-        "",
-        *verdicts(records, OURS, of_peer(methods)),
-        *(f"- {name} failed: {reason}" for name, reason in failures.items()),
+        "\n".join(verdicts(records, OURS, of_peer(plain))),
     ]
-    return "\n".join(lines)
+    if tuned:
+        sections += [
+            "Prior precision chosen on the validation rows:",
+            score_table(records, tuned),
+            "\n".join(verdicts(records, f"{OURS} {VALIDATION}", of_peer(tuned))),
+        ]
+    if links:
+        sections += [
+            "laplace-torch's other links:",
+            score_table(records, links),
+            f"{OURS}, nothing set, against the best of all laplace-torch rows above:",
+            "\n".join(verdicts(records, OURS, of_peer(methods))),
+        ]
+    sections.append("\n".join(f"- {name} failed: {why}" for name, why in failures.items()))
+    return "\n\n".join(section for section in sections if section)
 
 
 def main() -> None:

@@ -120,7 +120,7 @@ class Model:
         prediction = self.gp.predict(X)
         lower, upper = prediction.interval(LEVEL)
         median, _ = prediction.interval(1e-6)
-        draws = self.gp.sample(X, 2000, generator=torch.Generator().manual_seed(0))  # functions
+        draws = self.gp.sample(X, 500, generator=torch.Generator().manual_seed(0))  # functions
         with torch.no_grad():
             mean = likelihood.conditional_mean(draws)
             noise = likelihood.conditional_variance(draws).sqrt()

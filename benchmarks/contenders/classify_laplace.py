@@ -196,7 +196,8 @@ class Contender:
 
     def _probabilities(self, posterior: Any, **options: Any) -> Tensor:
         torch.manual_seed(0)
-        parts = self._test.split(self._rows)
+        # "gp" makes Jacobians of all training rows for every part it predicts
+        parts = [self._test] if self._structure == "gp" else self._test.split(self._rows)
         return torch.cat([posterior(part, **options).detach() for part in parts])
 
     def arrays(self, outcome: dict[str, Tensor]) -> dict[str, np.ndarray]:
