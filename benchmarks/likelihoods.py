@@ -32,7 +32,6 @@ from pathlib import Path
 
 import datasets
 import networks
-import numpy as np
 import peers
 import scores
 import torch
