@@ -118,7 +118,7 @@ def _groups(laplace: LinearizedLaplace) -> list[_Group]:
                 number = None
             elif module is likelihood and isinstance(likelihood, Gaussian):
                 number = _num_observed(laplace)
-                number = number.sum() if raw.dim() == 0 else number
+                number = (number.sum() if raw.dim() == 0 else number).to(raw)
             else:
                 raise ValueError(
                     f"method: MacKay updates are for precisions of Isotropic and Layerwise priors "
