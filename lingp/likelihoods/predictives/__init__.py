@@ -10,7 +10,6 @@ from lingp.likelihoods.predictives.gaussian import (
 )
 from lingp.likelihoods.predictives.heteroscedastic import HeteroscedasticPredictive
 from lingp.likelihoods.predictives.labels import LabelPredictive, SampledLabels
-from lingp.likelihoods.predictives.latent_mixture import LatentMixture
 
 __all__ = [
     "AffineMixture",
@@ -20,7 +19,6 @@ __all__ = [
     "HeteroscedasticPredictive",
     "KnownNoisePredictive",
     "LabelPredictive",
-    "LatentMixture",
     "Predictive",
     "SampledLabels",
 ]

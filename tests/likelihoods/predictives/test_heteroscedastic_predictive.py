@@ -67,7 +67,7 @@ def test_log_prob_in_the_tails_and_for_any_uncertainty(link, deviation):
             if show
         ]
     )
-    close(log_prob[shown], expected, rtol=0, atol=1e-7)
+    close(log_prob[shown], expected, rtol=0, atol=1e-6)
 
 
 def test_log_prob_against_a_double_integral():
