@@ -30,15 +30,17 @@ class FunctionSpace(Posterior):
 
     def __init__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> None:
         super().__init__(training, prior, root)
-        if self.isotropic:
-            kernel = self.variances[0] * training.unit_gram()
-        else:
-            kernel = training.kernel(self.variances)
-        squared = root.congruence(kernel)
+        squared = root.congruence(self._kernel())
         squared.diagonal().add_(1)
         self.factorization = factorize(
             squared, self._whitened_columns, self.variances, *root.tensors()
         )
+
+    def _kernel(self) -> Tensor:
+        """K at the training data, (N·C x N·C)."""
+        if self.isotropic:
+            return self.variances[0] * self.training.unit_gram()
+        return self.training.kernel(self.variances)
 
     def _whitened_columns(self, variances: Tensor, *tensors: Tensor) -> Iterator[Tensor]:
         """Blocks of columns of Φ, as rows of Φᵀ."""
@@ -113,6 +115,18 @@ class FunctionSpace(Posterior):
             return residual @ residual.mT
         half = self._half(factors).mT.unflatten(0, shape)  # (n, C, N·K)
         return diagonal_blocks(factors, self.variances) - half @ half.mT
+
+    @torch.no_grad()
+    def training_covariance(self) -> Tensor:
+        if self.factorization.from_qr:
+            return super().training_covariance()
+        training, kernel = self.training, self._kernel()
+        cross = kernel.view(training.num_data, training.num_outputs, -1)
+        half = torch.linalg.solve_triangular(
+            self.factorization.factor, self.root.t_apply(cross).flatten(0, 1), upper=False
+        ).mT.unflatten(0, cross.shape[:2])  # (N, C, N·K)
+        own = kernel.view(*cross.shape[:2], *cross.shape[:2]).diagonal(dim1=0, dim2=2)
+        return own.movedim(-1, 0) - half @ half.mT
 
     @torch.no_grad()
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:

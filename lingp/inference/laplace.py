@@ -4,7 +4,8 @@
 
 at θ = θ* with f = f(x; θ*) (mean="network"), or at the mode of the linearised model with
 f = f_lin(x, θ) (mean="refit": for Gaussian noise, the exact evidence of that model). The curvature
-in Φ is taken where the mean is (sites="mean") or at the network's outputs (sites="network").
+in Φ is taken where the mean is (sites="mean") or at the network's outputs (sites="network"); the
+posterior, but not the evidence, can take its expectation instead (sites="expected").
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 from lingp.inference.cache import ValueCache
 from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.data_term import DataTerm
+from lingp.inference.expected_sites import expected_posterior
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.implicit import attached_mode
 from lingp.inference.mode import Mode, WhitenedModel, newton_mode, solved_mode
@@ -29,7 +31,7 @@ from lingp.likelihoods import CurvatureRoot, Likelihood
 from lingp.priors import Prior
 
 Mean = Literal["network", "refit"]
-Sites = Literal["mean", "network"]
+Sites = Literal["mean", "network", "expected"]
 T = TypeVar("T")
 
 
@@ -70,7 +72,9 @@ class LinearizedLaplace:
     mean
         Whose mean: "network" or "refit".
     sites
-        Where curvature is taken: at the "mean" or at the outputs of the "network".
+        Where curvature is taken: at the "mean", at the outputs of the "network", or "expected"
+        under the posterior (see `lingp.inference.expected_sites`). The evidence and everything
+        that is differentiated takes it at the mean in the last case.
     """
 
     training: TrainingSet
@@ -81,11 +85,12 @@ class LinearizedLaplace:
     sites: Sites = "mean"
 
     def __post_init__(self) -> None:
-        for name, value in (("mean", self.mean), ("sites", self.sites)):
-            other = "refit" if name == "mean" else "mean"
-            if value not in ("network", other):
-                raise ValueError(f'{name}: expected "network" or "{other}", got {value!r}')
+        if self.mean not in ("network", "refit"):
+            raise ValueError(f'mean: expected "network" or "refit", got {self.mean!r}')
+        if self.sites not in ("mean", "network", "expected"):
+            raise ValueError(f'sites: expected "mean", "network" or "expected", got {self.sites!r}')
         self._posterior: ValueCache[Posterior] = ValueCache()
+        self._expected: ValueCache[Posterior] = ValueCache()
         self._offset: ValueCache[Tensor] = ValueCache()
         self._mode: ValueCache[tuple[Mode, Posterior]] = ValueCache()
         num_parameters, shape = self.training.num_parameters, self.prior.mean.shape
@@ -102,8 +107,10 @@ class LinearizedLaplace:
 
     def posterior(self) -> Posterior:
         """The posterior at the current hyperparameters, without a graph."""
+        if self.sites != "expected":
+            return self._plain_posterior()
         with torch.no_grad():
-            return self._kept(self._posterior, lambda: self._make_posterior(self.curvature_root()))
+            return self._kept(self._expected, self._make_expected)
 
     def mode(self) -> Mode:
         """The optimum of the linearised model, whatever `mean` is."""
@@ -111,9 +118,9 @@ class LinearizedLaplace:
             return self._kept(self._mode, self._find_mode)[0]
 
     def curvature_root(self) -> CurvatureRoot:
-        """R at the sites."""
+        """R at the sites; at the mean for expected curvature."""
         data = self.data_term
-        at_mode = self.mean == "refit" and self.sites == "mean" and not data.is_quadratic
+        at_mode = self.mean == "refit" and self.sites != "network" and not data.is_quadratic
         return data.curvature_root(self._optimum()[1] if at_mode else self.training.outputs)
 
     def weight_shift(self) -> Tensor | None:
@@ -124,11 +131,14 @@ class LinearizedLaplace:
             return self.prior_deviation() + self._scale() * self.mode().e
 
     def solution(self) -> Solution:
-        """Posterior mean and posterior, with a graph when grad mode is on."""
+        """Posterior mean and posterior, with a graph when grad mode is on.
+
+        Expected curvature has none: the posterior is then that with curvature at the mean.
+        """
         data, training = self.data_term, self.training
         if self.mean == "refit" and not data.is_quadratic:
             e, outputs = self._optimum()
-            at = outputs if self.sites == "mean" else training.outputs
+            at = training.outputs if self.sites == "network" else outputs
             return Solution(e, outputs, self._current(lambda: data.curvature_root(at)))
         posterior = self._current(lambda: data.curvature_root(training.outputs))
         if self.mean == "network":
@@ -163,9 +173,18 @@ class LinearizedLaplace:
     def _make_posterior(self, root: CurvatureRoot) -> Posterior:
         return self.method(self.training, self.prior, root)
 
+    def _plain_posterior(self) -> Posterior:
+        """The posterior with curvature at a point, without a graph."""
+        with torch.no_grad():
+            return self._kept(self._posterior, lambda: self._make_posterior(self.curvature_root()))
+
+    def _make_expected(self) -> Posterior:
+        outputs = self.training.outputs if self.mean == "network" else self._optimum()[1]
+        return expected_posterior(self.data_term, outputs, self._make_posterior)
+
     def _current(self, root: Callable[[], CurvatureRoot]) -> Posterior:
         """The posterior: a new one where a graph is wanted, else the kept one."""
-        return self._make_posterior(root()) if self._with_graph() else self.posterior()
+        return self._make_posterior(root()) if self._with_graph() else self._plain_posterior()
 
     def _with_graph(self) -> bool:
         hyperparameters = [*self.prior.parameters(), *self.likelihood.parameters()]
@@ -189,7 +208,7 @@ class LinearizedLaplace:
     def _find_mode(self) -> tuple[Mode, Posterior]:
         model = self._model()
         if self.data_term.is_quadratic:
-            posterior = self.posterior()
+            posterior = self._plain_posterior()
             mode = solved_mode(model, posterior)
         else:
             starts = [self.prior_deviation().neg() / model.scale, torch.zeros_like(model.scale)]

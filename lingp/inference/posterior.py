@@ -58,6 +58,17 @@ class Posterior(ABC):
     def marginal_covariance(self, factors: Factors) -> Tensor:
         """The diagonal blocks of `covariance`, (n x C x C), without the rest of it."""
 
+    @torch.no_grad()
+    def training_covariance(self) -> Tensor:
+        """`marginal_covariance` at the training data, (N x C x C)."""
+        size = max(1, self.training.chunk_bytes // self.bytes_per_row())
+        blocks = [
+            self.marginal_covariance(factors.rows(slice(start, start + size)))
+            for _, factors in self.training.chunks()
+            for start in range(0, factors.num_data, size)
+        ]
+        return torch.cat(blocks)
+
     @abstractmethod
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draws of e, (P x num_samples)."""

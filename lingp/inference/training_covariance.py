@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from lingp.inference.first_order import first_order
 from lingp.inference.function_space import FunctionSpace
 from lingp.inference.posterior import Posterior
 from lingp.inference.streaming import streamed_gram
@@ -83,17 +83,24 @@ class _TrainingCovariance(torch.autograd.Function):
     def forward(ctx: Any, posterior: Posterior, variances: Tensor, root: Tensor) -> Tensor:
         ctx.posterior = posterior
         ctx.save_for_backward(variances, root)
-        blocks = [
-            posterior.marginal_covariance(factors.rows(piece))
-            for _, factors in posterior.training.chunks()
-            for piece in _pieces(posterior, factors.num_data)
-        ]
-        return torch.cat(blocks)
+        return posterior.training_covariance()
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         posterior, (variances, root) = ctx.posterior, ctx.saved_tensors
+        found = first_order(
+            lambda: _TrainingCovariance.gradients(posterior, variances, root, grad),
+            grad,
+            variances,
+            root,
+        )
+        return None, *found
+
+    @staticmethod
+    def gradients(
+        posterior: Posterior, variances: Tensor, root: Tensor, grad: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """In the variances (L,) and in R (N x C x K)."""
         grad = 0.5 * (grad + grad.mT)
         if isinstance(posterior, WeightSpace):
             by_variance, by_curvature = _weight_space_gradients(posterior, grad)
@@ -104,13 +111,7 @@ class _TrainingCovariance(torch.autograd.Function):
                 f"leave-one-out has gradients in weight space and in function space, not for "
                 f"{type(posterior).__name__}; choose another objective or inference"
             )
-        return None, by_variance.to(variances), 2 * by_curvature @ root
-
-
-def _pieces(posterior: Posterior, num_data: int) -> list[slice]:
-    """Rows that can be worked on at once within the memory for dense pieces."""
-    size = max(1, posterior.training.chunk_bytes // posterior.bytes_per_row())
-    return [slice(i, min(i + size, num_data)) for i in range(0, num_data, size)]
+        return by_variance.to(variances), 2 * by_curvature @ root
 
 
 def _weight_space_gradients(posterior: WeightSpace, grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,11 +4,8 @@ Prior variances are multiplied by a common factor s, and the noise variance of a
 (or the temperature of a tempered one) by 1/t. Where the curvature changes by a factor only, one
 eigendecomposition gives the predictive of the validation rows at every s and t (see
 `scaled_spectrum`), with the posterior's mean moving along where it is refitted. A refitted mean of
-a likelihood that isn't quadratic takes a refit for every s.
-
-The search is a grid of decades (half decades for one factor) around the current values and then
-L-BFGS in logarithms from the best of it, with derivatives by central differences: all values it
-needs at a time come from one pass over the validation rows.
+a likelihood that isn't quadratic takes a refit for every s, and expected curvature its own fixed
+point.
 """
 
 from __future__ import annotations
@@ -17,12 +14,10 @@ import itertools
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import gpytorch
-import numpy as np
-import scipy.optimize
 import torch
 from torch import Tensor
 
@@ -30,6 +25,7 @@ from lingp.inference.cost import available_memory
 from lingp.inference.factorize import OutOfRangeError, RoundingWarning
 from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.progress import count
+from lingp.inference.scale_search import Scales, search_grid, search_uphill
 from lingp.inference.scaled_spectrum import ScaledRows, ScaledSpectrum, works_in_a_space
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import Gaussian, Tempered
@@ -37,10 +33,6 @@ from lingp.linearization import Factors
 from lingp.linearization.inputs import Inputs
 
 _KEPT_SHARE = 0.25  # of free memory, for rows in the eigenbasis
-_DIFFERENCE = 1e-3  # of logarithms, for central differences
-
-Scales = tuple[float, ...]
-"""Logarithms of the factors searched over."""
 
 
 class BoundaryWarning(UserWarning):
@@ -140,7 +132,10 @@ def tune_on_validation(
         )
         density = _Density(laplace, rows, factors, method, generator)
         with count("validating", show=laplace.training.progress) as step:
-            found = _search(density, len(factors), math.log(span), max_evaluations, step)
+            if density.spectrum is None and len(factors) == 1:
+                found = search_uphill(density, math.log(span), max_evaluations, step)
+            else:
+                found = search_grid(density, len(factors), math.log(span), max_evaluations, step)
     if not math.isfinite(found.value):
         density.set((0.0,) * len(factors))
         raise ValueError(
@@ -257,6 +252,7 @@ class _Density:
         """The eigendecomposition, where the curvature changes by a factor only."""
         laplace = self.laplace
         moving = laplace.mean == "refit" and not laplace.data_term.is_quadratic
+        moving = moving or laplace.sites == "expected"
         if moving or not works_in_a_space(laplace):
             return None
         spectrum = ScaledSpectrum.of(laplace)
@@ -336,74 +332,3 @@ class _Density:
                     slice(rows.start + piece.start, rows.start + piece.stop),
                     factors.rows(piece),
                 )
-
-
-@dataclass(frozen=True)
-class _Found:
-    best: Scales
-    value: float
-    initial_value: float
-    at_boundary: bool
-    num_evaluations: int
-
-
-def _search(
-    density: Callable[[list[Scales]], list[float]],
-    num_factors: int,
-    limit: float,
-    max_evaluations: int,
-    step: Callable[[], object],
-) -> _Found:
-    """The best of a grid, then of an ascent from there by central differences."""
-    size = math.log(10) / (2 if num_factors == 1 else 1)
-    number = math.floor(limit / size + 1e-9)
-    axis = [i * size for i in range(-number, number + 1)]
-    values: dict[Scales, float] = {}
-
-    def evaluate(points: list[Scales]) -> list[float]:
-        new = [p for p in points if p not in values]
-        values.update(zip(new, density(new), strict=True))
-        step()
-        return [values[p] for p in points]
-
-    def best() -> Scales:
-        # where values tie, the least change
-        inside = [p for p in values if max(map(abs, p)) <= limit]
-        return max(inside, key=lambda p: (values[p], -sum(x * x for x in p)))
-
-    def ascend(x: np.ndarray) -> tuple[float, np.ndarray]:
-        center = tuple(x.tolist())
-        value, *around = evaluate([center, *_neighbours(center, _DIFFERENCE)])
-        if not all(map(math.isfinite, (value, *around))):
-            return 1e10 + 1e3 * abs(values[start]), np.zeros_like(x)  # turn back from here
-        ends = np.array(around).reshape(-1, 2)
-        return -value, (ends[:, 0] - ends[:, 1]) / (2 * _DIFFERENCE)
-
-    evaluate(list(itertools.product(axis, repeat=num_factors)))
-    start = best()
-    scipy.optimize.minimize(
-        ascend,
-        np.array(start),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(-limit, limit)] * num_factors,
-        options={
-            "ftol": 1e-10,
-            "gtol": 1e-6 * abs(values[start]),
-            "maxfun": max(1, max_evaluations // (2 * num_factors + 1)),
-        },
-    )
-    found = best()
-    outside = any(abs(x) > limit - 1e-2 for x in found)
-    beyond = evaluate(_neighbours(found, size / 4))
-    edge = outside or not all(map(math.isfinite, beyond))
-    return _Found(found, values[found], values[(0.0,) * num_factors], edge, len(values))
-
-
-def _neighbours(center: Scales, distance: float) -> list[Scales]:
-    """Below and above the center along each axis."""
-    return [
-        (*center[:i], center[i] + move, *center[i + 1 :])
-        for i in range(len(center))
-        for move in (-distance, distance)
-    ]

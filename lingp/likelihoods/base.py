@@ -34,6 +34,9 @@ class Likelihood(gpytorch.Module, ABC):
     allows_missing: ClassVar[bool] = False
     """Whether NaN targets are accepted, as not observed."""
 
+    saturates: ClassVar[bool] = False
+    """Whether Λ vanishes where the outputs are sure of the target: class labels."""
+
     @abstractmethod
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Targets in the form the other methods take, or an error that says what is wrong.

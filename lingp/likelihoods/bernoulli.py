@@ -23,6 +23,8 @@ class Bernoulli(ElementwiseLikelihood):
 
     cdf_support = "counts"
 
+    saturates = True
+
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         flat = flatten_targets(y, output_shape, dtype, allow_missing=True)
         check_values(flat, (flat == 0) | (flat == 1), "labels 0 or 1")

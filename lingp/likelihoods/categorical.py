@@ -33,6 +33,7 @@ class Categorical(Likelihood):
 
     methods = ("quadrature", "probit", "laplace_bridge", "monte_carlo")
     allows_missing = True
+    saturates = True
 
     def __init__(self, num_classes: int | None = None) -> None:
         super().__init__()

@@ -44,6 +44,8 @@ class Ordinal(ElementwiseLikelihood):
 
     cdf_support = "counts"
 
+    saturates = True
+
     first_cutpoint: torch.nn.Parameter
     raw_increments: torch.nn.Parameter
 

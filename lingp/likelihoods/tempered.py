@@ -73,6 +73,11 @@ class Tempered(Likelihood):
         """Whether the wrapped likelihood accepts NaN targets."""
         return self.likelihood.allows_missing
 
+    @property
+    def saturates(self) -> bool:  # type: ignore[override]
+        """Whether the wrapped likelihood's curvature vanishes where the outputs are sure."""
+        return self.likelihood.saturates
+
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return self.likelihood.check_targets(y, output_shape, dtype)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -34,14 +34,16 @@ class ConditionedNetwork:
         parameters: ParameterSelection = "all",
         inference: Inference = "auto",
         mean: Mean = "network",
-        sites: Sites = "mean",
+        sites: Sites | Literal["auto"] = "auto",
         dtype: torch.dtype = torch.float64,
         memory_budget: int | None = None,
     ) -> None:
         if mean not in ("network", "refit"):
             raise ValueError(f'mean: expected "network" or "refit", got {mean!r}')
-        if sites not in ("mean", "network"):
-            raise ValueError(f'sites: expected "mean" or "network", got {sites!r}')
+        if sites not in ("auto", "mean", "network", "expected"):
+            raise ValueError(
+                f'sites: expected "auto", "mean", "network" or "expected", got {sites!r}'
+            )
         check_inference(inference)
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype: expected torch.float64 or torch.float32, got {dtype}")
@@ -59,7 +61,7 @@ class ConditionedNetwork:
         )
         self.prior.bind(self.linearized.parameter_names)
         self._mean: Mean = mean
-        self._sites: Sites = sites
+        self._sites = sites
         self._data: FittedData | None = None
         self._laplace: LinearizedLaplace | None = None
         self._choice: InferenceChoice | None = None
@@ -71,8 +73,10 @@ class ConditionedNetwork:
 
     @property
     def sites(self) -> Sites:
-        """Where the likelihood's curvature is taken: at the posterior "mean" or the "network"."""
-        return self._sites
+        """Where the likelihood's curvature is taken: "mean", "network" or "expected"."""
+        if self._sites != "auto":
+            return self._sites
+        return "expected" if self.likelihood.saturates and self._mean == "network" else "mean"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -181,7 +185,7 @@ class ConditionedNetwork:
             self.inference, data.training, data.likelihood, self._memory()
         )
         self._laplace = LinearizedLaplace(
-            data.training, self.prior, data.likelihood, method, self._mean, self._sites
+            data.training, self.prior, data.likelihood, method, self._mean, self.sites
         )
         self._data, self._choice = data, choice
 

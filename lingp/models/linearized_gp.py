@@ -52,8 +52,10 @@ class LinearizedGP(ConditionedNetwork):
         "network": the posterior mean is the network's output. "refit": it is the optimum of the
         linearised model.
     sites
-        Where the likelihood's curvature is taken: at the posterior "mean", or always at the
-        "network"'s outputs.
+        Where the likelihood's curvature is taken for predictions: at the posterior "mean", always
+        at the "network"'s outputs, or "expected", its average over the posterior. "auto":
+        "expected" for class labels with the network's mean (a classifier that is sure of its data
+        has hardly any curvature there), else "mean".
     dtype
         Of the network's copy, Jacobians and linear algebra.
     memory_budget
