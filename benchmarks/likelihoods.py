@@ -17,6 +17,7 @@ lingp's ``validation=``. They know more than the others, and are compared among 
 ``--validation`` adds the other structures to them.
 
     python benchmarks/likelihoods.py --output likelihoods.md --raw likelihoods.json
+    python benchmarks/likelihoods.py --only lingp --add likelihoods.json    # the peers as they were
     python benchmarks/likelihoods.py --quick --only lingp    # no other environment needed
     python benchmarks/likelihoods.py --sets glass --splits 0:1 --as-shipped    # minutes
 """
@@ -124,6 +125,17 @@ def run_split(
                 "seconds": result.seconds[0],
             }
     return found, failed
+
+
+def earlier(files: str) -> Records:
+    """What earlier runs wrote with ``--raw``."""
+    records: Records = {}
+    for file in filter(None, files.split(",")):
+        for name, splits in json.loads(Path(file).read_text()).items():
+            for index, found in splits.items():
+                kept = records.setdefault(name, {})
+                kept[int(index)] = kept.get(int(index), {}) | found
+    return records
 
 
 def values(records: Records, name: str, method: str, score: str) -> list[float]:
@@ -235,6 +247,9 @@ def main() -> None:
         "--as-shipped", action="store_true", help="laplace-torch without our shortcuts: slow"
     )
     parser.add_argument("--raw", type=Path, help="write every number to this JSON file")
+    parser.add_argument(
+        "--add", metavar="FILE,...", default="", help="report what these JSON files hold as well"
+    )
     parser.set_defaults(threads=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -243,16 +258,16 @@ def main() -> None:
         arguments.splits = "0:1"
         arguments.sets = arguments.sets or ",".join(QUICK_SETS)
     start = time.perf_counter()
-    records: Records = {}
+    records = earlier(arguments.add)
     failures: dict[str, str] = {}
     chosen = command_line.chosen(contenders(arguments.validation), arguments)
     with Field(chosen, command_line.cache(arguments), arguments.threads) as field:
         for name in datasets.chosen_sets(SETS, arguments):
-            records[name] = {}
+            splits = records.setdefault(name, {})
             for index in datasets.chosen_splits(arguments):
                 data = datasets.classification(where, name, index)
                 found, failed = run_split(field, data, index, arguments)
-                records[name][index] = found
+                splits[index] = splits.get(index, {}) | found
                 failures |= {f"{method} on {name} {index}": why for method, why in failed.items()}
                 if arguments.raw is not None:  # at once: a run that is cut short leaves something
                     arguments.raw.parent.mkdir(parents=True, exist_ok=True)
