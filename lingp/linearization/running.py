@@ -38,25 +38,33 @@ class _NativeRecurrence(TorchFunctionMode):
     ) -> Any:
         if getattr(func, "__name__", "") not in _RECURRENT:
             return func(*args, **(kwargs or {}))
-        with torch.backends.cudnn.flags(enabled=False):
+        # not cudnn.flags: it reads allow_tf32, an error once operators have precisions of their own
+        cudnn = torch.backends.cudnn
+        before = cudnn.enabled
+        cudnn.enabled = False
+        try:
             return func(*args, **(kwargs or {}))
+        finally:
+            cudnn.enabled = before
 
 
 @contextmanager
 def _full_precision_convolutions() -> Iterator[None]:
     """Convolutions in float32 as it says, not in the ten bits of TF32 that cuDNN takes for it."""
     cudnn = torch.backends.cudnn
-    owner, name, full = (
-        (cudnn.conv, "fp32_precision", "ieee")
+    owners, name, full = (
+        ([cudnn.conv, cudnn.rnn], "fp32_precision", "ieee")
         if hasattr(cudnn, "conv")
-        else (cudnn, "allow_tf32", False)
+        else ([cudnn], "allow_tf32", False)
     )
-    before = getattr(owner, name)
-    setattr(owner, name, full)
+    before = [getattr(owner, name) for owner in owners]
     try:
+        for owner in owners:
+            setattr(owner, name, full)
         yield
     finally:
-        setattr(owner, name, before)
+        for owner, value in zip(owners, before, strict=True):
+            setattr(owner, name, value)
 
 
 @contextmanager
