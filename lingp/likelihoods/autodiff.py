@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution
+from torch.func import functional_call
 
 from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.predictives import AffineMixture, Predictive
@@ -29,9 +31,10 @@ class AutodiffLikelihood(Likelihood):
     Λ = (dη/df)ᵀ (-∇²_η log p) (dη/df): PSD of itself where log p is concave in η, as it is in the
     natural parameters of an exponential family (Martens 2020, section 8).
 
-    Functions may be `torch.nn.Module`s: their parameters are then hyperparameters. They are called
-    under `torch.vmap`, so they can't branch on values (use `torch.where`) or index by a single
-    number (`f.log_softmax(-1)[y.long()]`, not `[y[0].long()]`); checks of arguments in
+    Functions may be `torch.nn.Module`s: their parameters are then hyperparameters, and may stay on
+    the CPU whatever the device of f; other tensors it needs, a function moves by `.to(f)`. They are
+    called under `torch.vmap`, so they can't branch on values (use `torch.where`) or index by a
+    single number (`f.log_softmax(-1)[y.long()]`, not `[y[0].long()]`); checks of arguments in
     torch.distributions are off meanwhile.
 
     Parameters
@@ -116,7 +119,7 @@ class AutodiffLikelihood(Likelihood):
 
     def _density(self, y: Tensor, f: Tensor, *, check: bool = True) -> Tensor:
         """log p of one datum."""
-        value = self.density(y, f if self.link is None else self.link(f))
+        value = call(self.density, y, f if self.link is None else call(self.link, f))
         return value.reshape(()) if check else value
 
     def _each(self, function: Callable[..., Tensor], y: Tensor, f: Tensor) -> Tensor:
@@ -124,7 +127,7 @@ class AutodiffLikelihood(Likelihood):
         leading = f.shape[:-1]
         y = y.expand(*leading, y.shape[-1]).reshape(-1, y.shape[-1])
         with unchecked_distributions():
-            values: Tensor = torch.vmap(function)(y, f.reshape(-1, f.shape[-1]))
+            values: Tensor = torch.vmap(partial(call, function))(y, f.reshape(-1, f.shape[-1]))
         return values.reshape(*leading, *values.shape[1:]).to(f.dtype)
 
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
@@ -141,10 +144,10 @@ class AutodiffLikelihood(Likelihood):
         link = self.link
 
         def density(eta: Tensor) -> Tensor:
-            return self.density(y, eta.reshape(shape)).reshape(())
+            return call(self.density, y, eta.reshape(shape)).reshape(())
 
         def natural(f: Tensor) -> tuple[Tensor, Tensor]:
-            eta = link(f)
+            eta = call(link, f)
             return eta.reshape(-1), eta
 
         jacobian, eta = torch.func.jacrev(natural, has_aux=True)(f)  # (K, C)
@@ -172,7 +175,7 @@ class AutodiffLikelihood(Likelihood):
     def _moment(self, name: str, function: Callable[..., Tensor] | None, f: Tensor) -> Tensor:
         function = self._needed(name, function)
         with unchecked_distributions():
-            values = torch.vmap(function)(f.reshape(-1, f.shape[-1]))
+            values = torch.vmap(partial(call, function))(f.reshape(-1, f.shape[-1]))
         return values.reshape(*f.shape[:-1], -1).to(f.dtype)
 
     def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
@@ -188,7 +191,7 @@ class AutodiffLikelihood(Likelihood):
         *,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        draws = self._needed("sample", self.sampler)(f, generator)
+        draws = call(self._needed("sample", self.sampler), f, generator)
         if draws.shape[:-1] != f.shape[:-1]:
             raise ValueError(
                 f"sample: expected (... x T) for f of shape {tuple(f.shape)}, "
@@ -228,6 +231,16 @@ def over_nodes(
     else:
         normal = random_normal(num_samples, mean, generator)
     return AffineMixture(likelihood, mean, covariance, normal)
+
+
+def call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """function(*arguments), the parameters of a module on the device of the arguments."""
+    if not isinstance(function, nn.Module):
+        return function(*arguments)
+    device = next(a.device for a in arguments if isinstance(a, Tensor))
+    named = [*function.named_parameters(), *function.named_buffers()]
+    moved = {name: tensor.to(device) for name, tensor in named if tensor.device != device}
+    return functional_call(function, moved, arguments) if moved else function(*arguments)
 
 
 def name_of(function: object) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
-from lingp.likelihoods.autodiff import name_of, over_nodes, unchecked_distributions
+from lingp.likelihoods.autodiff import call, name_of, over_nodes, unchecked_distributions
 from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.divergence import base_of, divergence, divergence_rule
 from lingp.likelihoods.predictives import Predictive
@@ -37,7 +37,8 @@ class FromDistribution(Likelihood):
     distribution
         f (... x C) -> Distribution of batch shape (...) or (... x T), one for each datum and
         draw; batch dimensions beyond those of f count as independent targets. A
-        `torch.nn.Module`'s parameters are hyperparameters.
+        `torch.nn.Module`'s parameters are hyperparameters, and may stay on the CPU whatever the
+        device of f.
     curvature
         "fisher", with the Hessian where the family has no Fisher rule; or "hessian", its PSD part.
 
@@ -70,7 +71,7 @@ class FromDistribution(Likelihood):
     def distribution(self, f: Tensor) -> Distribution:
         """p(y | f), batch shape (... x N) or (... x N x T)."""
         with unchecked_distributions():
-            p = self.function(f)
+            p = call(self.function, f)
         if not isinstance(p, Distribution):
             raise TypeError(
                 f"distribution: expected a torch.distributions.Distribution, got {type(p).__name__}"

@@ -81,7 +81,7 @@ def labels(num_classes):
 
 
 def no_draw(f, generator):
-    return f + torch.randn(f.shape, generator=generator, dtype=f.dtype)
+    return f + torch.randn(f.shape, generator=generator, dtype=f.dtype, device=f.device)
 
 
 def one(f):
@@ -131,7 +131,7 @@ CASES = [
         "autodiff-own-curvature",
         lambda: AutodiffLikelihood(
             lambda y, f: -0.5 * (y - f).square().sum(),
-            curvature=lambda y, f: torch.eye(3, dtype=f.dtype) + 0 * f,
+            curvature=lambda y, f: torch.eye(3).to(f) + 0 * f,
             **_MOMENTS,
         ),
         (3,),

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributions import Distribution, Normal
 from torch.nn.functional import logsigmoid
 
-from lingp.likelihoods import AutodiffLikelihood, Bernoulli, Categorical
+from lingp.likelihoods import AutodiffLikelihood, Bernoulli, Categorical, FromDistribution
 from lingp.likelihoods.autodiff import unchecked_distributions
 from lingp.likelihoods.psd_root import psd_root
 
@@ -111,6 +111,39 @@ def test_a_modules_parameters_are_hyperparameters():
     # R = exp(-log_scale) I
     expected = -6 * torch.tensor(-0.3, dtype=torch.float64).exp()
     torch.testing.assert_close(likelihood.density.log_scale.grad, expected)
+
+
+class ManyScales(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+    def forward(self, f):
+        return Normal(f, self.log_scale.exp())
+
+
+class ManyScalesLogProb(ManyScales):
+    def forward(self, y, f):
+        return super().forward(f).log_prob(y).sum()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: AutodiffLikelihood(ManyScalesLogProb()), lambda: FromDistribution(ManyScales())],
+    ids=["autodiff", "distribution"],
+)
+def test_a_modules_parameters_follow_the_device_of_f(make):
+    """Tensors on "meta" have a device and no values."""
+    likelihood = make()
+    f = torch.zeros(3, 2, device="meta")
+    y = torch.ones(3, 2, device="meta")
+    with unchecked_distributions():
+        root = likelihood.curvature_root(y, f)
+        values = (likelihood.log_prob(y, f), likelihood.residual(y, f), *root.tensors())
+    for value in values:
+        assert value.device.type == "meta"
+        assert value.dtype == torch.float32
+    assert all(p.device.type == "cpu" for p in likelihood.parameters())
 
 
 def test_distributions_can_be_used_inside_and_keep_their_checks_outside():
