@@ -20,8 +20,8 @@ _NUM_NODES = 1024
 class Prediction:
     """Predictive distribution of the targets at n inputs, each row on its own.
 
-    Draws and intervals have the shape of the targets. Moments have it too, except that those of
-    class labels are the moments of the one-hot indicators, (n, K). A prediction keeps the
+    Draws, medians and intervals have the shape of the targets. Moments have it too, except that
+    those of class labels are the moments of the one-hot indicators, (n, K). A prediction keeps the
     hyperparameters it was made with.
 
     Attributes
@@ -46,6 +46,15 @@ class Prediction:
     def mean(self) -> Tensor:
         """E y."""
         return self.layout.moments(self.predictive.mean)
+
+    @property
+    def median(self) -> Tensor:
+        """Median of each target, in the shape of the targets.
+
+        With `Heteroscedastic` noise the mean can be ruled by a far tail of the precision, where it
+        comes near zero; the median is not. Class labels have none.
+        """
+        return self.layout.values(self.predictive.median)
 
     @property
     def variance(self) -> Tensor:

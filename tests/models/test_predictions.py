@@ -13,6 +13,7 @@ from lingp.likelihoods import (
     Bernoulli,
     Categorical,
     Gaussian,
+    Heteroscedastic,
     KnownNoiseGaussian,
     Ordinal,
     Poisson,
@@ -287,6 +288,32 @@ def test_tempering_is_for_inference_only():
     torch.testing.assert_close(
         cold.log_marginal_likelihood(), double.log_marginal_likelihood(), rtol=1e-9, atol=0
     )
+
+
+@pytest.mark.parametrize("name", ["gaussian", "poisson", "distribution-gamma", "student-t"])
+def test_half_of_the_targets_lie_below_the_median(name):
+    prediction = shared(name).predict(X_TEST)
+    draws = prediction.sample(4000, generator=seeded())
+    assert prediction.median.shape == draws.shape[1:]
+    three_errors = 3 * 0.5 / math.sqrt(4000)
+    assert ((draws < prediction.median).double().mean(0) < 0.5 + three_errors).all()
+    assert ((draws <= prediction.median).double().mean(0) > 0.5 - three_errors).all()
+    if name == "gaussian":
+        assert torch.equal(prediction.median, prediction.mean)
+    if name == "poisson":
+        assert torch.equal(prediction.median, prediction.median.round())
+
+
+def test_a_far_tail_of_the_precision_moves_the_mean_and_not_the_median():
+    mean = torch.tensor([[2.0, 0.0]], dtype=torch.float64)
+    medians, means = [], []
+    for variance in (1e-6, 9.0):
+        covariance = torch.diag(torch.tensor([1e-6, variance], dtype=torch.float64)).unsqueeze(0)
+        predictive = Heteroscedastic("exp").predictive(mean, covariance)
+        medians.append(float(predictive.median))
+        means.append(float(predictive.mean))
+    assert means[1] > 50 * means[0]
+    assert medians[1] == pytest.approx(medians[0], rel=0.5)
 
 
 def test_gaussian_predictions_need_no_draws():

@@ -42,6 +42,11 @@ class Predictive(ABC):
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
         """Central interval that holds each y with probability `level`: lower, upper (N x T)."""
 
+    @property
+    def median(self) -> Tensor:
+        """Of each y, (N x T): both ends of the interval of level 0."""
+        return self.interval(0.0)[0]
+
     @abstractmethod
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draws of y, independent over data, (num_samples x N x T)."""
