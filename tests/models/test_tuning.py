@@ -115,7 +115,7 @@ def test_the_mode_reports_how_it_was_found():
 
 
 def test_sites_are_where_they_are_asked_for():
-    expected = LinearizedGP(make_net(3), Categorical()).fit(X, LABELS)
+    expected = LinearizedGP(make_net(3), Categorical(), sites="mean").fit(X, LABELS)
     gps = {
         sites: LinearizedGP(make_net(3), Categorical(), mean="refit", sites=sites).fit(X, LABELS)
         for sites in ("mean", "network")
@@ -125,5 +125,17 @@ def test_sites_are_where_they_are_asked_for():
     assert not torch.allclose(variance["mean"], variance["network"], rtol=1e-3)
     torch.testing.assert_close(gps["mean"].posterior(X).mean, gps["network"].posterior(X).mean)
     assert gps["mean"].sites == "mean"
-    with pytest.raises(ValueError, match='sites: expected "mean" or "network", got \'mode\''):
+    with pytest.raises(ValueError, match=r'sites: expected "auto", .* or "expected", got \'mode\''):
         LinearizedGP(make_net(), sites="mode")
+
+
+def test_class_labels_have_expected_curvature_around_the_networks_own_mean():
+    automatic = {
+        "expected": LinearizedGP(make_net(3), Categorical()),
+        "mean": LinearizedGP(make_net(3), Categorical(), mean="refit"),
+    }
+    for sites, gp in automatic.items():
+        assert gp.sites == sites
+        asked = LinearizedGP(make_net(3), Categorical(), mean=gp.mean, sites=sites)
+        same(gp.fit(X, LABELS), asked.fit(X, LABELS), X)
+    assert regression().sites == "mean"
