@@ -200,7 +200,7 @@ def test_options_are_checked():
     arguments = (laplace.training, laplace.prior, laplace.likelihood, laplace.method)
     with pytest.raises(ValueError, match='mean: expected "network" or "refit", got \'map\''):
         type(laplace)(*arguments, "map")
-    with pytest.raises(ValueError, match='sites: expected "network" or "mean", got 3'):
+    with pytest.raises(ValueError, match='sites: expected "mean", "network" or "expected", got 3'):
         type(laplace)(*arguments, "refit", 3)
 
 
