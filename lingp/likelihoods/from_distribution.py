@@ -24,12 +24,11 @@ _CURVATURES = ("fisher", "hessian")
 class FromDistribution(Likelihood):
     """p(y | f) of any torch.distributions family whose parameters are functions of f.
 
-        r = ∇_f log p(y | f)
-        Λ = E_{y|f} [ r rᵀ ], the Fisher information, exactly, where the family is exponential with
-            a log-normalizer A ((dη/df)ᵀ ∇²A(η) (dη/df)), has a support that can be enumerated, or
-            has a Kullback-Leibler divergence; else the PSD part of -∇²_f log p
+        r = ∇_f log p(y | f),     Λ = E_{y|f} [ r rᵀ ]
 
-    The repr says which. Sampling and moments are the distribution's; for Categorical, moments are
+    Λ is the Fisher information, exactly, where the family is exponential with a log-normalizer A,
+    (dη/df)ᵀ ∇²A(η) (dη/df), has a support that can be enumerated, or has a Kullback-Leibler
+    divergence; else the PSD part of -∇²_f log p. The repr says which. Sampling and moments are the distribution's; for Categorical, moments are
     those of the one-hot indicators.
 
     Parameters

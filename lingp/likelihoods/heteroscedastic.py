@@ -28,6 +28,8 @@ _HIGHEST = {"softplus": math.exp(40.0), "exp": 40.0}
 class Heteroscedastic(Likelihood):
     """y ~ N(μ, σ²) with natural parameters η₁ = f₁ = μ / σ² and η₂ = -½ g(f₂) = -1 / (2σ²).
 
+    Derivatives and curvature::
+
         log p = -½ log 2π + η₁ y + η₂ y² + η₁² / (4 η₂) + ½ log(-2 η₂)
               = -½ log 2π + ½ log g - ½ z²,          z = √g (y - μ),  μ = f₁ / g,  σ² = 1 / g
         r     = ( y - μ,  ½ (g'/g) (1 - z √g (y + μ)) )
