@@ -29,7 +29,7 @@ from lingp.likelihoods.predictives.draws import quasi_normal
 from lingp.likelihoods.psd_root import psd_root
 
 NUM_NODES = 256  # moves test log likelihoods by less than 1e-3
-TOLERANCE = 1e-3  # of Λ̄, in Frobenius norm
+TOLERANCE = 1e-3  # of Λ̄, in Frobenius norm over observations
 _MAX_ITERATIONS = 50
 _MEMORY = 4  # steps to extrapolate from
 _MIXING = 0.7  # share of a step that is taken past the extrapolated point
@@ -58,14 +58,14 @@ def expected_posterior(
     posterior = make_posterior(data.curvature_root(outputs))
     points: list[Tensor] = []  # Λ̄ tried
     steps: list[Tensor] = []  # how far the expectation is from it
-    curvature = _square(posterior.root)
+    curvature, metric = _square(posterior.root), _metric(data)
     for _ in range(_MAX_ITERATIONS):
         step = expected_curvature(data, outputs, posterior.training_covariance()) - curvature
         points, steps = [*points[-_MEMORY:], curvature], [*steps[-_MEMORY:], step]
-        change = float(step.norm() / (curvature + step).norm())
+        change = float((metric * step).norm() / (metric * (curvature + step)).norm())
         if not change > TOLERANCE:  # all zero: nothing was observed
             return posterior
-        curvature = _extrapolated(points, steps)
+        curvature = _extrapolated(points, steps, metric)
         posterior = make_posterior(_root(curvature))
     warnings.warn(
         f"expected curvature did not converge: it still moves by {change:.1e} of its size after "
@@ -83,6 +83,13 @@ def expected_curvature(data: DataTerm, mean: Tensor, covariance: Tensor) -> Tens
     for z in quasi_normal(NUM_NODES, mean):
         total += _square(data.curvature_root(mean + root @ z))
     return total / NUM_NODES
+
+
+def _metric(data: DataTerm) -> Tensor:
+    """w^{-1/2}, (N x 1 x 1): with it a weight has the norm of so many repetitions."""
+    if data.weights is None:
+        return data.targets.new_ones(1, 1, 1)
+    return torch.where(data.weights > 0, data.weights, 1.0).rsqrt().view(-1, 1, 1)
 
 
 def _square(root: CurvatureRoot) -> Tensor:
@@ -105,13 +112,14 @@ def _root(curvature: Tensor) -> CurvatureRoot:
     return DenseRoot(columns[..., curvature.shape[-1] - max(1, needed) :])
 
 
-def _extrapolated(points: list[Tensor], steps: list[Tensor]) -> Tensor:
+def _extrapolated(points: list[Tensor], steps: list[Tensor], metric: Tensor) -> Tensor:
     """The next Λ̄: the combination of steps that cancel best, made positive semi-definite."""
     if len(points) == 1:
         return points[0] + steps[0]
     moves = torch.stack([(b - a).flatten() for a, b in pairwise(points)], -1)
     changes = torch.stack([(b - a).flatten() for a, b in pairwise(steps)], -1)
-    share = torch.linalg.lstsq(changes, steps[-1].flatten().unsqueeze(-1)).solution
+    measured = torch.stack([(metric * (b - a)).flatten() for a, b in pairwise(steps)], -1)
+    share = torch.linalg.lstsq(measured, (metric * steps[-1]).flatten().unsqueeze(-1)).solution
     step = steps[-1].flatten().mul(_MIXING) - ((moves + _MIXING * changes) @ share).squeeze(-1)
     values, vectors = torch.linalg.eigh(points[-1] + step.view_as(points[-1]))
     return (vectors * values.clamp(min=0).unsqueeze(-2)) @ vectors.mT
