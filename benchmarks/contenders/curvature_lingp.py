@@ -26,7 +26,9 @@ class Contender:
 
     def work(self) -> dict[str, Tensor]:
         prior = lingp.priors.Isotropic(precision=self._precision)
-        gp = lingp.LinearizedGP(self._network, "categorical", prior=prior, inference=self._space)
+        gp = lingp.LinearizedGP(
+            self._network, "categorical", prior=prior, inference=self._space, sites="mean"
+        )
         gp.fit(self._x, self._y, progress=False)
         joint = gp.posterior(self._test).covariance_matrix  # (n C, n C), rows n C + c
         num, outputs = len(self._test), len(joint) // len(self._test)
