@@ -1,5 +1,6 @@
 """Kernels from layer factors equal dense products, by every way of contracting."""
 
+import functools
 import warnings
 
 import pytest
@@ -21,6 +22,7 @@ WAYS = {
 }
 
 
+@functools.cache
 def factors_of(name, rows=4, dtype=torch.float64, seed=0):
     case = CASES[name]
     with warnings.catch_warnings():
