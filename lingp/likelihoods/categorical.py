@@ -10,6 +10,7 @@ from lingp.likelihoods.predictives import LabelPredictive, Predictive, SampledLa
 from lingp.likelihoods.predictives.draws import random_normal
 from lingp.likelihoods.roots import BlockRoot, CurvatureRoot, DenseRoot
 from lingp.likelihoods.targets import check_values, flatten_targets, split_missing, with_rows
+from lingp.likelihoods.two_classes import integrate_two
 
 
 class Categorical(Likelihood):
@@ -148,7 +149,7 @@ class Categorical(Likelihood):
             normal = random_normal(num_samples, mean, generator)
             return SampledLabels(self, mean, covariance, normal)
         moments = {
-            "quadrature": softmax.integrate,
+            "quadrature": integrate_two if num_classes == 2 else softmax.integrate,
             "probit": softmax.probit,
             "laplace_bridge": softmax.laplace_bridge,
         }

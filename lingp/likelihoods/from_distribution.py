@@ -28,8 +28,8 @@ class FromDistribution(Likelihood):
 
     Λ is the Fisher information, exactly, where the family is exponential with a log-normalizer A,
     (dη/df)ᵀ ∇²A(η) (dη/df), has a support that can be enumerated, or has a Kullback-Leibler
-    divergence; else the PSD part of -∇²_f log p. The repr says which. Sampling and moments are the distribution's; for Categorical, moments are
-    those of the one-hot indicators.
+    divergence; else the PSD part of -∇²_f log p. The repr says which. Sampling and moments are the
+    distribution's; for Categorical, moments are those of the one-hot indicators.
 
     Parameters
     ----------

@@ -57,3 +57,24 @@ class Predictive(ABC):
         raise AttributeError(
             f"probs: {type(self).__name__} is not over class labels; use mean and variance"
         )
+
+
+class PredictiveOfMoments(Predictive):
+    """A predictive that computes its three moments together, once."""
+
+    @property
+    @abstractmethod
+    def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """E y, Var E[y | f] and E Var[y | f], (N x M)."""
+
+    @property
+    def mean(self) -> Tensor:
+        return self._moments[0]
+
+    @property
+    def epistemic_variance(self) -> Tensor:
+        return self._moments[1]
+
+    @property
+    def aleatoric_variance(self) -> Tensor:
+        return self._moments[2]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lingp.likelihoods.predictives.base import Predictive
+from lingp.likelihoods.predictives.base import PredictiveOfMoments
 from lingp.likelihoods.predictives.quadrature import row_chunks
 from lingp.likelihoods.predictives.quantiles import interval_from_draws
 from lingp.likelihoods.psd_root import psd_root
@@ -61,7 +61,7 @@ def draw_latents(
 
 
 @dataclass(frozen=True)
-class AffineMixture(Predictive):
+class AffineMixture(PredictiveOfMoments):
     """p(y_n) = 1/S Σ_s p(y_n | f_ns),   f_ns = m_n + A_n ε_s,   A_n A_nᵀ = S_n.
 
     All data share the draws ε: results don't depend on how data are batched, vary smoothly from
@@ -109,18 +109,6 @@ class AffineMixture(Predictive):
             parts.append((mean, (means - mean).square().mean(0), inner))
         mean, epistemic, aleatoric = (torch.cat(part) for part in zip(*parts, strict=True))
         return mean, epistemic, aleatoric
-
-    @property
-    def mean(self) -> Tensor:
-        return self._moments[0]
-
-    @property
-    def epistemic_variance(self) -> Tensor:
-        return self._moments[1]
-
-    @property
-    def aleatoric_variance(self) -> Tensor:
-        return self._moments[2]
 
     def log_prob(self, y: Tensor) -> Tensor:
         parts = [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lingp.likelihoods.predictives.base import Predictive
+from lingp.likelihoods.predictives.base import PredictiveOfMoments
 from lingp.likelihoods.predictives.draws import draw_latents
 from lingp.likelihoods.predictives.importance import log_evidence, product_or_joint
 from lingp.likelihoods.predictives.mass import first_panels
@@ -35,7 +35,7 @@ _PANELS = 12  # about as many as a row ends up with
 
 
 @dataclass(frozen=True)
-class ElementwisePredictive(Predictive):
+class ElementwisePredictive(PredictiveOfMoments):
     """p(y_n) = ∫ Π_c p(y_nc | f_c) N(f | m_n, S_n) df.
 
     Moments, intervals and the log density of one target are quadratures over one variable. The
@@ -113,18 +113,6 @@ class ElementwisePredictive(Predictive):
             mean, scale, _ = self._rows(rows)
             parts.append(_expectation_of(function, mean, scale))
         return torch.cat(parts)
-
-    @property
-    def mean(self) -> Tensor:
-        return self._moments[0]
-
-    @property
-    def epistemic_variance(self) -> Tensor:
-        return self._moments[1]
-
-    @property
-    def aleatoric_variance(self) -> Tensor:
-        return self._moments[2]
 
     @property
     def probs(self) -> Tensor:

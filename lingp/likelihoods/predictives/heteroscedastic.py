@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lingp.likelihoods.predictives.base import Predictive
+from lingp.likelihoods.predictives.base import PredictiveOfMoments
 from lingp.likelihoods.predictives.draws import draw_latents, quasi_normal
 from lingp.likelihoods.predictives.importance import (
     NUM_NODES,
@@ -59,7 +59,7 @@ class _Rows:
 
 
 @dataclass(frozen=True)
-class HeteroscedasticPredictive(Predictive):
+class HeteroscedasticPredictive(PredictiveOfMoments):
     """p(y) = ∫ N(y; μ, σ²) N(f | m, S) df,   μ = f₁ / g(f₂),   σ² = 1 / g(f₂).
 
     Given f₂, f₁ is normal and integrates in closed form,
@@ -112,18 +112,6 @@ class HeteroscedasticPredictive(Predictive):
         ]
         mean, epistemic, aleatoric = (torch.cat(part) for part in zip(*parts, strict=True))
         return mean, epistemic, aleatoric
-
-    @property
-    def mean(self) -> Tensor:
-        return self._moments[0]
-
-    @property
-    def epistemic_variance(self) -> Tensor:
-        return self._moments[1]
-
-    @property
-    def aleatoric_variance(self) -> Tensor:
-        return self._moments[2]
 
     def log_prob_each(self, y: Tensor) -> Tensor:
         """log p(y_nt) of each target on its own, (N x T); zero where it is missing."""

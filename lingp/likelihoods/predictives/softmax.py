@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from lingp.likelihoods.predictives.draws import quasi_normal
 from lingp.likelihoods.predictives.quadrature import row_chunks
@@ -49,9 +48,7 @@ class SoftmaxMoments:
 
 
 def integrate(mean: Tensor, covariance: Tensor) -> SoftmaxMoments:
-    """Adaptive quadrature over f_1 - f_0 for two classes, else 4096 quasi-random nodes."""
-    if mean.shape[-1] == 2:
-        return _integrate_two(mean, covariance)
+    """4096 quasi-random nodes over the differences of the f_k."""
     contrasts = _contrasts(mean)  # (K, K-1)
     nodes = quasi_normal(NUM_QUASI, mean[:1, 1:]).mT  # (K-1, S)
     parts: list[list[Tensor]] = [[], [], []]
@@ -79,25 +76,6 @@ def _contrasts(mean: Tensor) -> Tensor:
     matrix = torch.ones(size, size - 1, dtype=mean.dtype, device=mean.device).triu()
     matrix[1:].diagonal().copy_(-index)
     return matrix / (index * (index + 1)).sqrt()
-
-
-def _integrate_two(mean: Tensor, covariance: Tensor) -> SoftmaxMoments:
-    from lingp.likelihoods.bernoulli import Bernoulli  # whose module imports this one
-    from lingp.likelihoods.predictives.elementwise import ElementwisePredictive
-
-    difference = mean[:, 1:] - mean[:, :1]
-    spread = covariance[:, 1, 1] + covariance[:, 0, 0] - 2 * covariance[:, 0, 1]
-    predictive = ElementwisePredictive(Bernoulli(), difference, spread[:, None, None])
-    ones = torch.ones_like(difference)
-    log_probs = [predictive.log_prob_each(label * ones) for label in (0, 1)]
-    epistemic = predictive.epistemic_variance.expand(-1, 2)
-    entropies = predictive.expectation(_binary_entropy).squeeze(-1)
-    return SoftmaxMoments(torch.cat(log_probs, -1), epistemic, entropies)
-
-
-def _binary_entropy(f: Tensor) -> Tensor:
-    """Of σ(f), elementwise."""
-    return -(f.sigmoid() * logsigmoid(f) + (-f).sigmoid() * logsigmoid(-f))
 
 
 def probit(mean: Tensor, covariance: Tensor) -> SoftmaxMoments:
