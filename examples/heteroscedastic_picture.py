@@ -64,7 +64,7 @@ def draw_bands(axes: Axes, data: Data, x: np.ndarray, forecast: Forecast, *, leg
     axes.set_xlabel(data.x_name)
     axes.set_ylabel(data.y_name)
     if legend:
-        axes.legend(loc="upper left", fontsize=8, framealpha=0.9)
+        axes.legend(loc="lower left", fontsize=8, framealpha=0.9)
 
 
 def draw_deviations(axes: Axes, data: Data, x: np.ndarray, forecasts: dict[str, Forecast]) -> None:
