@@ -94,10 +94,8 @@ def _metric(data: DataTerm) -> Tensor:
 
 def _square(root: CurvatureRoot) -> Tensor:
     """Λ_n = R_n R_nᵀ, (N x C x C)."""
-    like = root.tensors()[0]
-    eye = torch.eye(root.num_outputs, dtype=like.dtype, device=like.device)
-    half = root.t_apply(eye.expand(root.num_data, -1, -1))  # R_nᵀ, (N x K x C)
-    return half.mT @ half
+    dense = root.dense()
+    return dense @ dense.mT
 
 
 def _root(curvature: Tensor) -> CurvatureRoot:

@@ -35,17 +35,7 @@ from lingp.inference.mackay import fixed_point
 from lingp.inference.objectives import OBJECTIVES, Objective
 from lingp.inference.progress import count
 from lingp.inference.search import Search, maximize_from_starts, set_values, start_shifts
-from lingp.likelihoods import (
-    Binomial,
-    Likelihood,
-    NegativeBinomial,
-    Poisson,
-    QuadraticLikelihood,
-    StudentT,
-    Tempered,
-)
 
-_LIMITED = (QuadraticLikelihood, Binomial, NegativeBinomial, Poisson, StudentT)
 _RESTARTS = 2  # where each evaluation takes a factorisation
 
 
@@ -248,7 +238,7 @@ def _choose_objective(
     laplace: LinearizedLaplace, objective: str
 ) -> tuple[LinearizedLaplace, Objective]:
     """The objective and the model it is of, with a warning where it is known to mislead."""
-    refit, limited = laplace.mean == "refit", _is_limited(laplace.likelihood)
+    refit, limited = laplace.mean == "refit", laplace.likelihood.limits_fit
     if objective == "leave_one_out" and not refit:
         _warn_misleading(
             "leave-one-out with the network's mean drives prior precisions to infinity and noise "
@@ -265,13 +255,6 @@ def _choose_objective(
         laplace = dataclasses.replace(laplace, mean="network")
     name = "evidence" if objective == "auto" else objective
     return laplace, OBJECTIVES[name](laplace)
-
-
-def _is_limited(likelihood: Likelihood) -> bool:
-    """Whether log p(y | f) can't grow without end as f moves off to fit y ever better."""
-    if isinstance(likelihood, Tempered):
-        likelihood = likelihood.likelihood
-    return isinstance(likelihood, _LIMITED)
 
 
 def _warn_misleading(message: str) -> None:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from lingp.inference.conjugate_gradients import Product, conjugate_gradients
 from lingp.inference.convergence import ConvergenceWarning
-from lingp.inference.first_order import first_order
 from lingp.inference.mode import Mode, WhitenedModel, preconditioner
 from lingp.inference.posterior import Posterior
+from lingp.operators.first_order import first_order
 
 _MAX_ITERATIONS = 500
 

@@ -31,7 +31,6 @@ from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.scaled_spectrum import ScaledRows, ScaledSpectrum, works_in_a_space
 from lingp.inference.spectrum import CommonScales, has_spectral_evidence
 from lingp.inference.training_covariance import training_covariance
-from lingp.likelihoods import CurvatureRoot
 
 _KEPT_SHARE = 0.25  # of free memory, for rows in the eigenbasis
 
@@ -80,7 +79,7 @@ class LeaveOneOut:
 def leave_one_out(laplace: LinearizedLaplace) -> LeaveOneOut:
     """Cavity moments at the current hyperparameters, differentiable in them in grad mode."""
     data, solution = laplace.data_term, laplace.solution()
-    outputs, root = solution.outputs, dense_root(solution.posterior.root)
+    outputs, root = solution.outputs, solution.posterior.root.dense()
     covariance, inner = training_covariance(solution.posterior, root)
     mean, without = cavity(outputs, covariance, root, data.residual(outputs), inner)
     return LeaveOneOut(mean, without, data)
@@ -120,13 +119,6 @@ def cavity(
     return mean - (without @ residual.unsqueeze(-1)).squeeze(-1), without
 
 
-def dense_root(root: CurvatureRoot) -> Tensor:
-    """R_n written out, (N x C x K)."""
-    like = root.tensors()[0]
-    eye = torch.eye(root.rank, dtype=like.dtype, device=like.device)
-    return root.apply(eye.expand(root.num_data, -1, -1))
-
-
 @dataclass(frozen=True)
 class SpectralLeaveOneOut:
     """Σ_n w_n log p(y_n | all other data) from an eigendecomposition made before.
@@ -160,7 +152,7 @@ class SpectralLeaveOneOut:
         else:
             moved = self.rows.moved(kept, self.coordinates, s * t)
             outputs = self.laplace.prior_outputs() + moved
-        root = dense_root(data.curvature_root(outputs))
+        root = data.curvature_root(outputs).dense()
         covariance = self.rows.covariance(kept, s)
         if spectrum.in_weight_space:
             eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lingp.inference.first_order import first_order
+from lingp.operators.first_order import first_order
 
 _PANEL = 256  # narrower products are slower per multiplication
 _MOST_PANELS = 4

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lingp.inference.first_order import first_order
 from lingp.inference.function_space import FunctionSpace
 from lingp.inference.posterior import Posterior
 from lingp.inference.streaming import streamed_gram
 from lingp.inference.weight_space import WeightSpace
 from lingp.operators import gram
+from lingp.operators.first_order import first_order
 
 _UNRESOLVED = 1e4  # in units of rounding: D_n below this has lost its digits to cancellation
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -248,12 +249,12 @@ def name_of(function: object) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-class unchecked_distributions:
+@contextmanager
+def unchecked_distributions() -> Iterator[None]:
     """Leaves out torch.distributions' checks of arguments, which branch on values."""
-
-    def __enter__(self) -> None:
-        self.before = Distribution._validate_args
-        Distribution.set_default_validate_args(False)
-
-    def __exit__(self, *_: object) -> None:
-        Distribution.set_default_validate_args(self.before)
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)

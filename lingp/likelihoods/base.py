@@ -34,6 +34,10 @@ class Likelihood(gpytorch.Module, ABC):
     allows_missing: ClassVar[bool] = False
     """Whether NaN targets are accepted, as not observed."""
 
+    limits_fit: ClassVar[bool] = False
+    """Whether log p(y | f) stops growing at some fit of y, as noise of a given size and counts make
+    it: class labels and free variances reward ever surer outputs."""
+
     saturates: ClassVar[bool] = False
     """Whether Λ vanishes where the outputs are sure of the target: class labels."""
 
@@ -186,6 +190,8 @@ class Likelihood(gpytorch.Module, ABC):
 
 class QuadraticLikelihood(Likelihood):
     """A likelihood whose log p(y | f) is quadratic in f: one linear solve is the posterior mean."""
+
+    limits_fit = True
 
     @abstractmethod
     def whitened_residual(self, y: Tensor, f: Tensor) -> Tensor:

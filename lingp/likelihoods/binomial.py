@@ -33,6 +33,7 @@ class Binomial(ElementwiseLikelihood):
     """
 
     cdf_support = "counts"
+    limits_fit = True
 
     def __init__(self, total_count: int | None = None) -> None:
         super().__init__()

@@ -39,6 +39,7 @@ class Poisson(ElementwiseLikelihood):
     """
 
     cdf_support = "counts"
+    limits_fit = True
 
     def __init__(self, *, exposure: bool = False) -> None:
         super().__init__()

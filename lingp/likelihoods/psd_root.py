@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from lingp.operators.first_order import first_order
 
 
 def psd_root(matrix: Tensor) -> Tensor:
@@ -36,13 +37,17 @@ class _PsdRoot(torch.autograd.Function):
         rounding = matrix.shape[-1] * torch.finfo(matrix.dtype).eps
         largest = values.abs().amax(-1, keepdim=True)
         values = torch.where(values.abs() <= rounding * largest, 0.0, values)
-        ctx.save_for_backward(values, vectors)
+        ctx.save_for_backward(values, vectors, matrix)
         return (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)) @ vectors.mT
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        values, vectors = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> Tensor | None:
+        values, vectors, matrix = ctx.saved_tensors
+        return first_order(lambda: [_PsdRoot.gradient(values, vectors, grad)], grad, matrix)[0]
+
+    @staticmethod
+    def gradient(values: Tensor, vectors: Tensor, grad: Tensor) -> Tensor:
+        """In Λ, from its eigenvalues and eigenvectors and the gradient in R."""
         roots = values.clamp(min=0).sqrt()
         sums = roots.unsqueeze(-1) + roots.unsqueeze(-2)
         negative = (-values).clamp(min=0).unsqueeze(-1) + (-values).clamp(min=0).unsqueeze(-2)

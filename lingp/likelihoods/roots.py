@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from typing_extensions import Self
 
@@ -53,6 +54,12 @@ class CurvatureRoot(ABC):
     def scaled(self, factor: Tensor) -> CurvatureRoot:
         """factor · R, for a 0-d tensor."""
         return self.with_tensors(*(factor * t for t in self.tensors()))
+
+    def dense(self) -> Tensor:
+        """R_n written out, (N x C x K)."""
+        like = self.tensors()[0]
+        eye = torch.eye(self.rank, dtype=like.dtype, device=like.device)
+        return self.apply(eye.expand(self.num_data, -1, -1))
 
     def detach(self) -> CurvatureRoot:
         """The root cut from the graph of the likelihood's hyperparameters."""

@@ -45,6 +45,7 @@ class StudentT(ElementwiseLikelihood):
 
     log_concave = False
     cdf_support = "reals"
+    limits_fit = True
 
     raw_degrees_of_freedom: torch.nn.Parameter
     raw_scale: torch.nn.Parameter

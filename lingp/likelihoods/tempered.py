@@ -74,6 +74,11 @@ class Tempered(Likelihood):
         return self.likelihood.allows_missing
 
     @property
+    def limits_fit(self) -> bool:  # type: ignore[override]
+        """Whether the wrapped likelihood stops growing at some fit."""
+        return self.likelihood.limits_fit
+
+    @property
     def saturates(self) -> bool:  # type: ignore[override]
         """Whether the wrapped likelihood's curvature vanishes where the outputs are sure."""
         return self.likelihood.saturates
@@ -132,7 +137,7 @@ class Tempered(Likelihood):
         return f"temperature={self.temperature.item():.4g}"
 
 
-class TemperedQuadratic(Tempered, QuadraticLikelihood):
+class TemperedQuadratic(Tempered, QuadraticLikelihood):  # type: ignore[override]
     """What `Tempered` makes of a likelihood quadratic in f: z / √T, as R z = r."""
 
     likelihood: QuadraticLikelihood

@@ -271,3 +271,10 @@ def test_draws_of_the_wrong_shape():
 def test_repr_says_how_curvature_is_made():
     assert "bernoulli_log_prob, curvature=hessian" in repr(bernoulli())
     assert "curvature=softmax_log_prob" in repr(bernoulli(curvature=softmax_log_prob))
+
+
+def test_second_derivatives_of_a_root_are_refused_not_wrong():
+    matrix = torch.eye(2, dtype=torch.float64).requires_grad_()
+    (gradient,) = torch.autograd.grad(psd_root(matrix).sum(), matrix, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        torch.autograd.grad(gradient.sum(), matrix)

@@ -27,10 +27,18 @@ ROOTS = {
 }
 
 
+EXPLICIT = {
+    UniformRoot: lambda t: (t * torch.eye(C, dtype=torch.float64)).expand(N, -1, -1),
+    SharedRoot: lambda t: t.expand(N, -1, -1),
+    DiagonalRoot: torch.diag_embed,
+    DenseRoot: lambda t: t,
+    BlockRoot: lambda t: torch.stack([torch.block_diag(*blocks) for blocks in t]),
+}
+
+
 def dense(root):
-    """R as an (N·C x N·K) matrix."""
-    blocks = root.apply(torch.eye(root.rank, dtype=torch.float64).expand(N, -1, -1))
-    return torch.block_diag(*blocks)
+    """R as an (N·C x N·K) matrix, from what the root stores by definition."""
+    return torch.block_diag(*EXPLICIT[type(root)](*root.tensors()))
 
 
 @pytest.mark.parametrize("kind", ROOTS)
@@ -45,6 +53,7 @@ def test_products_are_those_of_the_dense_matrix(kind):
     gram = tensor(N * C, N * C, seed=3)
     gram = gram @ gram.mT
     close(root.congruence(gram), matrix.mT @ gram @ matrix)
+    close(torch.block_diag(*root.dense()), matrix)
     rows = slice(1, 3)
     close(root.rows(rows).apply(w[rows]), root.apply(w)[rows])
     assert root.rows(rows).num_data == 2

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
+from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from lingp.likelihoods.predictives.base import PredictiveOfMoments
@@ -252,10 +253,8 @@ def _cdf_of(rows: _Rows, y: Tensor) -> Tensor:
 def _cholesky(matrix: Tensor) -> Tensor:
     """Lower triangular L with L Lᵀ = matrix, (N x n x n), for PSD matrices up to rounding."""
     largest = matrix.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=torch.finfo(matrix.dtype).tiny)
+    largest = largest[:, None, None]
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    slack = matrix.shape[-1] * torch.finfo(matrix.dtype).eps * largest
-    factor, info = torch.linalg.cholesky_ex(matrix + slack[:, None, None] * eye)
-    while bool((info > 0).any()):
-        slack = torch.where(info > 0, 10 * slack, slack)
-        factor, info = torch.linalg.cholesky_ex(matrix + slack[:, None, None] * eye)
-    return factor
+    slack = matrix.shape[-1] * torch.finfo(matrix.dtype).eps
+    factor = psd_safe_cholesky(matrix / largest + slack * eye, jitter=10 * slack, max_tries=6)
+    return largest.sqrt() * factor

@@ -41,6 +41,7 @@ class _Refusal(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
         raise RuntimeError(
             "second derivatives of this result are not available: it is streamed in weight space, "
-            "or goes through the mode of a likelihood that isn't quadratic; use function space "
-            'with mean="network", or differences of first derivatives'
+            "goes through the mode of a likelihood that isn't quadratic, or through the root of a "
+            'singular matrix; use function space with mean="network" and a likelihood whose root '
+            "has a closed form, or differences of first derivatives"
         )
