@@ -1,0 +1,134 @@
+"""One rank of a test in several processes: runs every case, and stores what it found.
+
+    python distributed_worker.py RANK SIZE INIT_FILE OUTPUT [BACKEND]
+
+A case is a function of a `Shards` (primitives) or of a process group (the front door; None: one
+process) that gives named tensors or strings.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lingp.inference.shards import OtherRankError, Shards
+
+Found = dict[str, Any]
+SIZES = (5, 3)  # rows of each rank
+
+
+def rows(shards: Shards, dtype: torch.dtype = torch.float64) -> Tensor:
+    """This rank's rows of one matrix, (n x 4); all of them where it is alone."""
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.randn(sum(SIZES), 4, generator=generator, dtype=torch.float64).to(dtype)
+    return whole if shards.alone else whole.split(SIZES)[shards.rank]
+
+
+def primitives(shards: Shards) -> Found:
+    found: Found = {}
+    for dtype in (torch.float32, torch.float64):
+        x = rows(shards, dtype).requires_grad_()
+        spread = shards.with_rows(len(x))
+        w = torch.linspace(-1, 1, 4, dtype=dtype).requires_grad_()
+        # a loss that takes every way from local to replicated and back
+        local = (x * spread.enter(w)).sin()
+        gathered = spread.gather_rows(local)
+        mixed = torch.tril(torch.ones(len(gathered), len(gathered), dtype=dtype)) @ gathered
+        total = spread.sum((spread.own_rows(mixed) * local).sum(0)) + spread.mean(spread.enter(w))
+        loss = (total * w).exp().sum()
+        by_w, by_x = torch.autograd.grad(loss, (w, x), create_graph=True)
+        (twice,) = torch.autograd.grad((by_w**2).sum(), w)
+        name = str(dtype).removeprefix("torch.")
+        found |= {
+            f"{name} total": total,
+            f"{name} loss": loss,
+            f"{name} gradient": by_w,
+            f"{name} own gradient": spread.gather_rows(by_x),
+            f"{name} second gradient": twice,
+        }
+        square = spread.fewer_rows(x)
+        found[f"{name} fewer rows"] = square.mT @ square
+    found["rows"] = torch.tensor([spread.num_rows, spread.total(len(x)), spread.largest(3.0)])
+    whole = spread.gather_rows(x.mT.contiguous().mT)  # not contiguous
+    found["gathered"], found["own rows"] = whole, spread.gather_rows(spread.own_rows(whole))
+    found["integers"] = spread.sum(torch.tensor([len(x)]))
+    return found
+
+
+def same_bits(shards: Shards) -> Found:
+    """Sums of numbers whose order shows in the last bits."""
+    generator = torch.Generator().manual_seed(shards.rank)
+    return {
+        f"{dtype} {size}": shards.sum(torch.randn(size, generator=generator, dtype=dtype))
+        for dtype in (torch.float32, torch.float64)
+        for size in (1, 7, 1000, 100_000)
+    }
+
+
+def refusals(shards: Shards) -> Found:
+    """What every rank is told when one of them is wrong."""
+
+    def fail() -> None:
+        if shards.rank == 1:
+            raise ValueError("y: bad")
+
+    return {
+        "empty": message(lambda: shards.with_rows(1 - shards.rank)),
+        "failed": message(lambda: shards.attempt(fail)),
+        "disagree": message(
+            lambda: shards.check_agreement({"noise": 1.0, "precision": 1.0 + shards.rank})
+        ),
+        "agree": message(lambda: shards.check_agreement({"noise": 1.0})),
+        "went on": shards.attempt(lambda: "yes"),
+    }
+
+
+def message(act: Callable[[], object]) -> str:
+    """What an act raises."""
+    try:
+        act()
+    except (ValueError, RuntimeError) as error:
+        kind = "OtherRankError" if isinstance(error, OtherRankError) else type(error).__name__
+        return f"{kind}: {error}"
+    return "nothing raised"
+
+
+CASES: dict[str, Callable[[Shards], Found]] = {
+    "primitives": primitives,
+    "same bits": same_bits,
+    "refusals": refusals,
+}
+
+
+def detached(found: Found) -> Found:
+    return {k: v.detach() if isinstance(v, Tensor) else v for k, v in found.items()}
+
+
+def main(rank: int, size: int, init_file: str, output: str, backend: str = "gloo") -> None:
+    dist.init_process_group(
+        backend,
+        init_method=f"file://{init_file}",
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    shards = Shards.of(dist.group.WORLD)
+    results = {}
+    for name, case in CASES.items():
+        try:
+            results[name] = detached(case(shards))
+        except Exception:
+            results[name] = {"error": traceback.format_exc()}
+    torch.save(results, output)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -1,0 +1,96 @@
+"""Two processes with a shard of the rows each give what one process with all rows gives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import distributed_worker as worker
+import pytest
+import torch
+
+from lingp.inference.shards import Shards
+
+ROOT = Path(__file__).parents[2]
+NUM_RANKS = 2
+SPREAD = ["primitives"]
+# sums of float64 in another order, amplified by condition numbers below 1e4
+TIGHT = {"rtol": 1e-10, "atol": 1e-10}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What each rank found, in every case: one pair of processes for all tests."""
+    folder = tmp_path_factory.mktemp("ranks")
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    processes = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                worker.__file__,
+                str(rank),
+                str(NUM_RANKS),
+                str(folder / "meeting"),
+                str(folder / f"{rank}.pt"),
+            ],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(NUM_RANKS)
+    ]
+    try:
+        said = [process.communicate(timeout=120)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * NUM_RANKS, "\n".join(said)
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(NUM_RANKS)]
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_two_processes_are_one(ranks, name):
+    expected = worker.detached(worker.CASES[name](Shards.single()))
+    for found in ranks:
+        assert "error" not in found[name], found[name]["error"]
+        assert found[name].keys() == expected.keys()
+        for key, value in expected.items():
+            if not isinstance(value, torch.Tensor):
+                assert found[name][key] == value, key
+                continue
+            loss = 1e-5 if value.dtype == torch.float32 else 1e-10
+            torch.testing.assert_close(
+                found[name][key], value, rtol=loss, atol=loss, msg=lambda m, key=key: f"{key}: {m}"
+            )
+
+
+def test_sums_are_the_same_bit_for_bit(ranks):
+    """Ranks decide by them when to stop: one last bit apart, one of them would wait forever."""
+    first, second = (found["same bits"] for found in ranks)
+    assert first.keys() == second.keys()
+    assert len(first) == 8
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def test_an_error_on_one_rank_stops_all(ranks):
+    first, second = (found["refusals"] for found in ranks)
+    assert first["failed"] == "OtherRankError: rank 1 of 2 failed: ValueError: y: bad"
+    assert second["failed"] == "ValueError: y: bad"
+    for told in (first, second):
+        assert "rank 1 of 2 has no rows" in told["empty"]
+        assert "disagree about precision: rank 0 has 1.0, rank 1 has 2.0" in told["disagree"]
+        assert told["agree"] == "nothing raised"
+        assert told["went on"] == "yes"
+
+
+@pytest.mark.parametrize("wrong", [2, "gloo", object()])
+def test_only_process_groups(wrong):
+    with pytest.raises(TypeError, match=r"process_group: expected a torch\.distributed"):
+        Shards.of(wrong)
+    assert Shards.of(None).alone
