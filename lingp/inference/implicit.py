@@ -22,7 +22,7 @@ _MAX_ITERATIONS = 500
 
 
 def attached_mode(model: WhitenedModel, mode: Mode, posterior: Posterior) -> tuple[Tensor, Tensor]:
-    """ê (P,) and f_lin there (N x C), with a graph to the hyperparameters.
+    """ê (q,) and f_lin there (N x C), with a graph to the hyperparameters.
 
     Parameters
     ----------
@@ -43,9 +43,7 @@ class _Solver:
 
     def __init__(self, model: WhitenedModel, mode: Mode, posterior: Posterior) -> None:
         # cut from the graph, which holds on to this object
-        self.model = WhitenedModel(
-            model.data, model.training, model.scale.detach(), model.offset.detach()
-        )
+        self.model = WhitenedModel(model.data, model.features.detach(), model.offset.detach())
         self.mode, self.posterior = mode, posterior
 
     def __call__(self, right: Tensor) -> Tensor:

@@ -1,11 +1,12 @@
 """Linearised Laplace: posterior, posterior mean and evidence at the current hyperparameters.
 
-    log q(D) = Σ_n w_n log p(y_n | f_n) - ½ |Σ0^{-1/2} (θ - μ0)|² - ½ log det(I + Φ Φᵀ)
+    log q(D) = Σ_n w_n log p(y_n | f_n) - ½ |Σ0^{-1/2} (θ - μ0)|² - ½ log det(I + Φ Φᵀ) [- ½ tr]
 
 at θ = θ* with f = f(x; θ*) (mean="network"), or at the mode of the linearised model with
 f = f_lin(x, θ) (mean="refit": for Gaussian noise, the exact evidence of that model). The curvature
 in Φ is taken where the mean is (sites="mean") or at the network's outputs (sites="network"); the
-posterior, but not the evidence, can take its expectation instead (sites="expected").
+posterior, but not the evidence, can take its expectation instead (sites="expected"). The last term
+is that of methods with features of their own, see `Posterior.trace_term`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.data_term import DataTerm
 from lingp.inference.expected_sites import expected_posterior
 from lingp.inference.factorize import RoundingWarning
+from lingp.inference.features import Features
 from lingp.inference.implicit import attached_mode
 from lingp.inference.mode import Mode, WhitenedModel, newton_mode, solved_mode
-from lingp.inference.posterior import InferenceMethod, Posterior
+from lingp.inference.posterior import InferenceMethod, Posterior, features_of
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot, Likelihood
 from lingp.priors import Prior
@@ -44,7 +46,8 @@ class Solution:
     Attributes
     ----------
     e
-        Σ0^{-1/2} (θ - μ0) of the mean, (P,).
+        Coordinates of the mean's θ - μ0: whitened weights (P,), for a refitted mean those of the
+        posterior's features.
     outputs
         Latent outputs at the mean, (N x C).
     posterior
@@ -128,7 +131,8 @@ class LinearizedLaplace:
         if self.mean == "network":
             return None
         with torch.no_grad():
-            return self.prior_deviation() + self._scale() * self.mode().e
+            moved = self._features().weights(self.mode().e.unsqueeze(-1))
+            return self.prior_deviation() + moved.squeeze(-1)
 
     def solution(self) -> Solution:
         """Posterior mean and posterior, with a graph when grad mode is on.
@@ -153,7 +157,8 @@ class LinearizedLaplace:
         """log q(D), 0-d, with a graph to the hyperparameters when grad mode is on."""
         at = self.solution()
         log_likelihood = self.data_term.log_prob(at.outputs)
-        return log_likelihood - 0.5 * at.e.square().sum() - 0.5 * at.posterior.log_determinant()
+        complexity = at.posterior.log_determinant() + at.posterior.trace_term()
+        return log_likelihood - 0.5 * at.e.square().sum() - 0.5 * complexity
 
     def prior_deviation(self) -> Tensor:
         """μ0 - θ*, (P,)."""
@@ -190,12 +195,11 @@ class LinearizedLaplace:
         hyperparameters = [*self.prior.parameters(), *self.likelihood.parameters()]
         return torch.is_grad_enabled() and any(p.requires_grad for p in hyperparameters)
 
-    def _scale(self) -> Tensor:
-        """Σ0^{1/2}, (P,)."""
-        return self.training.per_weight(self.prior.variances().to(self.training.outputs)).sqrt()
+    def _features(self) -> Features:
+        return features_of(self.method, self.training, self.prior)
 
     def _model(self) -> WhitenedModel:
-        return WhitenedModel(self.data_term, self.training, self._scale(), self.prior_outputs())
+        return WhitenedModel(self.data_term, self._features(), self.prior_outputs())
 
     def _optimum(self) -> tuple[Tensor, Tensor]:
         """Mode and outputs there, with a graph when grad mode is on."""
@@ -211,7 +215,8 @@ class LinearizedLaplace:
             posterior = self._plain_posterior()
             mode = solved_mode(model, posterior)
         else:
-            starts = [self.prior_deviation().neg() / model.scale, torch.zeros_like(model.scale)]
+            network = model.features.coordinates(self.prior_deviation().neg())
+            starts = [network, torch.zeros_like(network)]
             with warnings.catch_warnings():
                 # said once, by the posterior at the mode, not at every step
                 warnings.simplefilter("ignore", RoundingWarning)

@@ -1,10 +1,11 @@
 """The posterior mode of the linearised model, by Newton's method.
 
-    Ψ(e) = Σ_n w_n log p(y_n | f_n) - ½ |e|²      f = f_lin(μ0) + J Σ0^{1/2} e
-    g    = Σ0^{1/2} Jᵀ r - e
-    H    = I - Σ0^{1/2} Jᵀ (∇²_f log p) J Σ0^{1/2}
+    Ψ(e) = Σ_n w_n log p(y_n | f_n) - ½ |e|²      f = f_lin(μ0) + F e
+    g    = Fᵀ r - e
+    H    = I - Fᵀ (∇²_f log p) F
 
-e is the whitened deviation of the weights from the prior's mean. Steps are H⁻¹ g by conjugate
+e are the coordinates of the deviation of the weights from the prior's mean: whitened weights, with
+F = J Σ0^{1/2}, for an exact method. Steps are H⁻¹ g by conjugate
 gradients, preconditioned with I + Φᵀ Φ at the current outputs: one iteration where the GGN is the
 Hessian (softmax, Poisson, ...), where it isn't (Student-t, ...) as many as the speed of Newton's
 method asks for. A line search makes every step raise Ψ.
@@ -25,8 +26,8 @@ from torch import Tensor
 from lingp.inference.conjugate_gradients import Product, conjugate_gradients
 from lingp.inference.data_term import DataTerm
 from lingp.inference.factorize import OutOfRangeError
+from lingp.inference.features import Features
 from lingp.inference.posterior import Posterior
-from lingp.inference.training_set import TrainingSet
 
 _SUFFICIENT = 1e-4  # share of the gain predicted by the slope that a step must bring
 _UNCERTAIN = 100.0  # times the rounding of Ψ: gains up to here may be hidden by it
@@ -42,7 +43,7 @@ class Mode:
     Attributes
     ----------
     e
-        Σ0^{-1/2} (θ - μ0), (P,).
+        Coordinates of θ - μ0 in the features, (q,): Σ0^{-1/2} (θ - μ0) for an exact method.
     outputs
         f_lin there, (N x C).
     converged
@@ -71,36 +72,33 @@ class Mode:
 
 @dataclass(frozen=True)
 class WhitenedModel:
-    """Ψ and its derivatives, differentiable in hyperparameters where `scale` has a graph.
+    """Ψ and its derivatives, differentiable in hyperparameters where the features have a graph.
 
     Attributes
     ----------
     data
         The likelihood of the training data.
-    training
-        Gives the Jacobian.
-    scale
-        Σ0^{1/2}, (P,).
+    features
+        F.
     offset
         f_lin(μ0), (N x C).
     """
 
     data: DataTerm
-    training: TrainingSet
-    scale: Tensor
+    features: Features
     offset: Tensor
 
     def change(self, e: Tensor) -> Tensor:
-        """J Σ0^{1/2} e, (N x C)."""
-        return self.training.matmul((self.scale * e).unsqueeze(-1)).squeeze(-1)
+        """F e, (N x C)."""
+        return self.features.matmul(e.unsqueeze(-1)).squeeze(-1)
 
     def outputs(self, e: Tensor) -> Tensor:
         """f at e, (N x C)."""
         return self.offset + self.change(e)
 
     def pull_back(self, u: Tensor) -> Tensor:
-        """Σ0^{1/2} Jᵀ u, (N x C x S) -> (P x S)."""
-        return self.scale.unsqueeze(-1) * self.training.t_matmul(u)
+        """Fᵀ u, (N x C x S) -> (q x S)."""
+        return self.features.t_matmul(u)
 
     def objective(self, e: Tensor, f: Tensor) -> float:
         """Ψ at e with outputs f; -inf where it isn't finite."""
@@ -108,11 +106,11 @@ class WhitenedModel:
         return value if math.isfinite(value) else -math.inf
 
     def gradient(self, e: Tensor, f: Tensor) -> Tensor:
-        """g at e with outputs f, (P,)."""
+        """g at e with outputs f, (q,)."""
         return self.pull_back(self.data.residual(f).unsqueeze(-1)).squeeze(-1) - e
 
     def hessian(self, f: Tensor) -> Product:
-        """v -> H v, (P,), at outputs f."""
+        """v -> H v, (q,), at outputs f."""
         inner = self.data.hessian(f)
 
         def product(v: Tensor) -> Tensor:
@@ -125,8 +123,8 @@ class WhitenedModel:
 class _Slope:
     """The gradient at a point, seen through a posterior's precision."""
 
-    gradient: Tensor  # (P,)
-    step: Tensor  # (I + Φᵀ Φ)⁻¹ g, (P,)
+    gradient: Tensor  # (q,)
+    step: Tensor  # (I + Φᵀ Φ)⁻¹ g, (q,)
     norm: float
     rounding: float  # what rounding alone makes of the norm
 
@@ -208,7 +206,7 @@ def default_tolerance(dtype: torch.dtype) -> float:
 
 
 def preconditioner(posterior: Posterior) -> Product:
-    """v -> (I + Φᵀ Φ)⁻¹ v, (P,)."""
+    """v -> (I + Φᵀ Φ)⁻¹ v, (q,)."""
     return lambda v: posterior.precision_solve(v.unsqueeze(-1)).squeeze(-1)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lingp.inference.features import Features, WhitenedJacobian
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.linearization import Factors
@@ -17,9 +18,11 @@ from lingp.priors import Prior
 class Posterior(ABC):
     """Posterior of whitened weights e: θ = mean + Σ0^{1/2} e, Cov e = (I + Φᵀ Φ)⁻¹.
 
-    Φ = Rᵀ J Σ0^{1/2} is the whitened Jacobian at the training data. `log_determinant`, `solve` and
-    `precision_solve` are differentiable in the prior's variances and in R when the posterior was
-    made with grad mode on; covariances and samples are plain values.
+    Φ = Rᵀ J Σ0^{1/2} is the whitened Jacobian at the training data. A method that approximates it
+    by Rᵀ F with fewer columns (see `lingp.inference.features`) takes coordinates wherever q stands
+    for a size below; else q = P. `log_determinant`, `trace_term`, `solve` and `precision_solve` are
+    differentiable in the prior's variances and in R when the posterior was made with grad mode on;
+    covariances and samples are plain values.
 
     Parameters
     ----------
@@ -37,6 +40,7 @@ class Posterior(ABC):
         self.isotropic = prior.isotropic
         self.variances = prior.variances().to(training.outputs)  # (L,)
         self.scale = training.per_weight(self.variances).sqrt()  # (P,)
+        self.features: Features = WhitenedJacobian(training, self.scale)
 
     @abstractmethod
     def log_determinant(self) -> Tensor:
@@ -44,11 +48,22 @@ class Posterior(ABC):
 
     @abstractmethod
     def solve(self, z: Tensor) -> Tensor:
-        """(I + Φᵀ Φ)⁻¹ Φᵀ z, (P,): the minimiser of |z - Φ e|^2 + |e|^2; z (N x K)."""
+        """(I + Φᵀ Φ)⁻¹ Φᵀ z, (q,): the minimiser of |z - Φ e|^2 + |e|^2; z (N x K)."""
 
     @abstractmethod
     def precision_solve(self, b: Tensor) -> Tensor:
-        """(I + Φᵀ Φ)⁻¹ b, (P x S) -> (P x S)."""
+        """(I + Φᵀ Φ)⁻¹ b, (q x S) -> (q x S)."""
+
+    def trace_term(self) -> Tensor:
+        """tr Λ (J Σ0 Jᵀ - F Fᵀ), 0-d: what features leave out of the prior; 0 for exact methods.
+
+        Half of it is subtracted from the evidence, which makes it a lower bound.
+        """
+        return self.variances.new_zeros(())
+
+    def log_determinant_error(self) -> float:
+        """Standard error of `log_determinant`; 0 where it is computed directly."""
+        return 0.0
 
     @abstractmethod
     def covariance(self, factors: Factors) -> Tensor:
@@ -71,19 +86,19 @@ class Posterior(ABC):
 
     @abstractmethod
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draws of e, (P x num_samples)."""
+        """Draws of whitened weights, (P x num_samples)."""
 
     @abstractmethod
     def bytes_per_row(self) -> int:
         """Memory that `marginal_covariance` takes for one row of inputs."""
 
     def whitened_product(self, e: Tensor) -> Tensor:
-        """Φ e: (P x S) -> (N x K x S)."""
-        return self.root.t_apply(self.training.matmul(self.scale.unsqueeze(-1) * e))
+        """Φ e: (q x S) -> (N x K x S)."""
+        return self.root.t_apply(self.features.matmul(e))
 
     def whitened_t_product(self, w: Tensor) -> Tensor:
-        """Φᵀ w: (N x K x S) -> (P x S)."""
-        return self.scale.unsqueeze(-1) * self.training.t_matmul(self.root.apply(w))
+        """Φᵀ w: (N x K x S) -> (q x S)."""
+        return self.features.t_matmul(self.root.apply(w))
 
     def _standard_normal(self, *shape: int, generator: torch.Generator | None) -> Tensor:
         outputs = self.training.outputs
@@ -91,4 +106,16 @@ class Posterior(ABC):
 
 
 InferenceMethod = Callable[[TrainingSet, Prior, CurvatureRoot], Posterior]
-"""What makes a posterior: a `Posterior` class, or an object that is called like one."""
+"""What makes a posterior: a `Posterior` class, or an object that is called like one.
+
+An object whose posteriors have features of their own also has `features(training, prior)`.
+"""
+
+
+def features_of(method: InferenceMethod, training: TrainingSet, prior: Prior) -> Features:
+    """The features of a method's posteriors, before there is one."""
+    own: Callable[[TrainingSet, Prior], Features] | None = getattr(method, "features", None)
+    if own is not None:
+        return own(training, prior)
+    variances = prior.variances().to(training.outputs)
+    return WhitenedJacobian(training, training.per_weight(variances).sqrt())

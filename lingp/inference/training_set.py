@@ -12,7 +12,7 @@ from lingp.inference.cache import ValueCache
 from lingp.inference.progress import track
 from lingp.inference.streaming import streamed_gram
 from lingp.linearization import Factors, LinearizedNetwork
-from lingp.linearization.inputs import Inputs, num_rows
+from lingp.linearization.inputs import Inputs, map_inputs, num_rows
 from lingp.operators import gram
 
 DENSE_CHUNK_BYTES = 1 << 27
@@ -29,7 +29,7 @@ class TrainingSet:
     linearized
         The network.
     inputs
-        Batches of inputs; may be empty where factors are given.
+        Batches of inputs.
     outputs
         Of all batches, (N x C).
     targets
@@ -106,7 +106,7 @@ class TrainingSet:
         stacked = torch.cat(outputs)
         return cls(
             linearized,
-            [] if kept else inputs,
+            inputs,
             stacked,
             torch.cat(targets),
             factors if kept else None,
@@ -137,7 +137,7 @@ class TrainingSet:
         outputs = torch.cat([self.outputs, new.outputs])
         joined = TrainingSet(
             self.linearized,
-            [*self.inputs, *new.inputs] if kept is None else [],
+            [*self.inputs, *new.inputs],
             outputs,
             torch.cat([self.targets, new.targets]),
             kept,
@@ -200,17 +200,54 @@ class TrainingSet:
             yield slice(start, stop), self.linearized.factors(x)[1]
             start = stop
 
+    def release_factors(self) -> None:
+        """Keep the factors no longer: each pass computes them again."""
+        self._factors = None
+
+    def pieces(self, max_rows: int) -> Iterator[tuple[slice, Factors]]:
+        """`chunks` of at most `max_rows` rows."""
+        for rows, factors in self.chunks():
+            for start in range(0, factors.num_data, max_rows):
+                piece = slice(start, min(start + max_rows, factors.num_data))
+                place = slice(rows.start + piece.start, rows.start + piece.stop)
+                yield place, factors.rows(piece)
+
+    def factors_at(self, index: Tensor) -> Factors:
+        """Factors of some rows, in that order; index (n,) of row numbers."""
+        if self._factors is not None:
+            return self._factors.rows(index)
+        sorted_rows, order = index.cpu().sort()
+        parts = [self.linearized.factors(x)[1] for x in _inputs_of(self.inputs, sorted_rows)]
+        return Factors.cat(parts).rows(order.argsort())
+
+    def subset(self, index: Tensor) -> TrainingSet:
+        """Some of the data; index (n,) of row numbers, ascending, without repetition.
+
+        Nothing is computed again; of what was computed once, J Jᵀ is kept.
+        """
+        index = index.to(self.outputs.device)
+        chosen = TrainingSet(
+            self.linearized,
+            list(_inputs_of(self.inputs, index.cpu())),
+            self.outputs[index],
+            self.targets[index],
+            None if self._factors is None else [self._factors.rows(index)],
+            weights=None if self.weights is None else self.weights[index],
+            factor_bytes=self.factor_bytes * len(index) // self.num_data,
+            chunk_bytes=self.chunk_bytes,
+            progress=self.progress,
+        )
+        if self._unit_gram is not None:
+            shape = (self.num_data, self.num_outputs) * 2
+            blocks = self._unit_gram.view(shape)[index][:, :, index]
+            chosen._unit_gram = blocks.reshape(chosen.outputs.numel(), -1)
+        return chosen
+
     def dense_chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Dense pieces of the Jacobian, (n x C x P), of at most `chunk_bytes` or one row."""
         row_bytes = self.num_outputs * self.num_parameters * self.outputs.element_size()
-        size = max(1, self.chunk_bytes // row_bytes)
-        for rows, factors in self.chunks():
-            for start in range(0, factors.num_data, size):
-                piece = slice(start, min(start + size, factors.num_data))
-                yield (
-                    slice(rows.start + piece.start, rows.start + piece.stop),
-                    factors.rows(piece).jacobian(),
-                )
+        for rows, factors in self.pieces(max(1, self.chunk_bytes // row_bytes)):
+            yield rows, factors.jacobian()
 
     def matmul(self, v: Tensor) -> Tensor:
         """J v: (P x S) -> (N x C x S), differentiable in v."""
@@ -251,6 +288,17 @@ class TrainingSet:
     def tracked_dense_chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """`dense_chunks` under a progress bar."""
         return track(self.dense_chunks(), "accumulating Jᵀ J", show=self.progress)
+
+
+def _inputs_of(batches: Sequence[Inputs], index: Tensor) -> Iterator[Inputs]:
+    """The rows of each batch that are among `index`, ascending row numbers of all batches."""
+    start = 0
+    for x in batches:
+        stop = start + num_rows(x)
+        here = index[(index >= start) & (index < stop)] - start
+        if len(here):
+            yield map_inputs(lambda t, rows=here: t[rows.to(t.device)], x)  # type: ignore[misc]
+        start = stop
 
 
 def _checked_weights(weights: Tensor, outputs: Tensor) -> Tensor:

@@ -41,7 +41,11 @@ def laplace_of(dense, space="function", dtype=torch.float64):
 
 def away(model):
     """A start with outputs some units from those at the prior's mean."""
-    return 0.2 * torch.ones_like(model.scale).cumsum(0).sin() * min(1.0, 3 / model.scale.max())
+    return (
+        0.2
+        * torch.ones_like(model.features.scale).cumsum(0).sin()
+        * min(1.0, 3 / model.features.scale.max())
+    )
 
 
 def newton(laplace, start, **options):
@@ -65,7 +69,7 @@ def test_every_step_raises_the_objective_and_the_end_is_stationary(case, space, 
     assert mode.converged
     assert mode.num_iterations <= 25
     gradient = model.gradient(mode.e, model.outputs(mode.e))
-    terms = model.scale * model.training.t_matmul(
+    terms = model.features.scale * model.features.training.t_matmul(
         model.data.residual(mode.outputs).abs().unsqueeze(-1)
     ).squeeze(-1)
     assert gradient.abs().max() < 1e-9 * (1 + terms.abs().max())
@@ -89,7 +93,7 @@ def test_newton_on_a_quadratic_likelihood_is_the_linear_solve():
     for space in SPACES:
         laplace = laplace_of(dense, space)
         solved = laplace.mode()
-        _, found = newton(laplace, lambda model: torch.zeros_like(model.scale))
+        _, found = newton(laplace, lambda model: torch.zeros_like(model.features.scale))
         torch.testing.assert_close(found.e, solved.e, rtol=0, atol=3e-14 * 10)
         assert found.num_iterations <= 3
         assert solved.num_iterations == 1
@@ -104,7 +108,7 @@ def test_the_better_start_is_taken(precision):
     laplace = laplace_of(dense)
     with torch.no_grad():
         model = laplace._model()
-        network = laplace.prior_deviation().neg() / model.scale
+        network = laplace.prior_deviation().neg() / model.features.scale
         values = [
             model.objective(e, model.outputs(e)) for e in (network, torch.zeros_like(network))
         ]
@@ -359,7 +363,7 @@ def test_the_hessian_is_that_of_the_objective():
     with torch.no_grad():
         model: WhitenedModel = replace(laplace._model())
         product = model.hessian(model.offset)
-        identity = torch.eye(len(model.scale), dtype=torch.float64)
+        identity = torch.eye(len(model.features.scale), dtype=torch.float64)
         columns = torch.stack([product(v) for v in identity], 1)
     at = torch.full_like(dense.weights, float(dense.prior.mean))
     scale = dense.variances().sqrt()
