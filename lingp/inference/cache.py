@@ -19,6 +19,11 @@ class ValueCache(Generic[T]):
         self._owners: tuple[object, ...] = ()
         self._result: T | None = None
 
+    @property
+    def kept(self) -> T | None:
+        """The kept result, if there is one."""
+        return self._result
+
     def get(
         self, key: tuple[Tensor, ...], make: Callable[[], T], owners: tuple[object, ...] = ()
     ) -> T:

@@ -59,7 +59,7 @@ class _Gram(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         def compute() -> list[Tensor | None]:
             twice = grad + grad.mT
-            return _pull_back(ctx, lambda block: block @ twice)
+            return pull_back(ctx, lambda block: block @ twice)
 
         return (None, None, *first_order(compute, grad, *ctx.saved_tensors))
 
@@ -104,7 +104,7 @@ class _Triangle(torch.autograd.Function):
                 half = torch.linalg.solve_triangular(triangle.mT, q @ y, upper=False, left=False)
                 return 2 * half
 
-            return _pull_back(ctx, block_gradient, skip=1)
+            return pull_back(ctx, block_gradient, skip=1)
 
         return (None, None, *first_order(compute, grad, *ctx.saved_tensors[1:]))
 
@@ -114,7 +114,7 @@ def _absorb(triangle: Tensor, blocks: list[Tensor]) -> Tensor:
     return torch.linalg.qr(torch.cat([triangle, *blocks]), mode="r").R
 
 
-def _pull_back(
+def pull_back(
     ctx: Any, block_gradient: Callable[[Tensor], Tensor], skip: int = 0
 ) -> list[Tensor | None]:
     """Gradients of the inputs, summed over blocks that are made again one by one."""
@@ -125,6 +125,8 @@ def _pull_back(
         for block in ctx.blocks(*leaves):
             with torch.no_grad():
                 gradient = block_gradient(block.detach())
+            if not needed:
+                continue
             parts = torch.autograd.grad(block, needed, gradient, allow_unused=True)
             for total, part in zip(totals, parts, strict=True):
                 if part is not None:

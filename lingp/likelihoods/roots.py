@@ -36,8 +36,8 @@ class CurvatureRoot(ABC):
         """Rᵀ v: (N x C x S) -> (N x K x S)."""
 
     @abstractmethod
-    def rows(self, index: slice) -> CurvatureRoot:
-        """The roots of some of the data."""
+    def rows(self, index: slice | Tensor) -> CurvatureRoot:
+        """The roots of some of the data, a slice or row numbers (n,)."""
 
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
@@ -97,8 +97,8 @@ class UniformRoot(CurvatureRoot):
     def t_apply(self, v: Tensor) -> Tensor:
         return self.scale * v
 
-    def rows(self, index: slice) -> UniformRoot:
-        return UniformRoot(self.scale, len(range(self.num_data)[index]), self.num_outputs)
+    def rows(self, index: slice | Tensor) -> UniformRoot:
+        return UniformRoot(self.scale, _count(index, self.num_data), self.num_outputs)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.scale,)
@@ -141,8 +141,8 @@ class SharedRoot(CurvatureRoot):
     def t_apply(self, v: Tensor) -> Tensor:
         return self.values.mT @ v
 
-    def rows(self, index: slice) -> SharedRoot:
-        return SharedRoot(self.values, len(range(self.num_data)[index]))
+    def rows(self, index: slice | Tensor) -> SharedRoot:
+        return SharedRoot(self.values, _count(index, self.num_data))
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.values,)
@@ -168,7 +168,7 @@ class _StoredRoot(CurvatureRoot):
     def num_outputs(self) -> int:  # type: ignore[override]
         return self.values.shape[1]
 
-    def rows(self, index: slice) -> Self:
+    def rows(self, index: slice | Tensor) -> Self:
         return type(self)(self.values[index])
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -251,3 +251,7 @@ class BlockRoot(_StoredRoot):
 
     def t_apply(self, v: Tensor) -> Tensor:
         return (self.values.mT @ v.unflatten(1, (-1, self.values.shape[2]))).flatten(1, 2)
+
+
+def _count(index: slice | Tensor, num_data: int) -> int:
+    return len(range(num_data)[index]) if isinstance(index, slice) else len(index)

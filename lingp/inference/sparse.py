@@ -1,0 +1,173 @@
+"""Sparse inference: the weights' span at inducing points, everything else as the prior has it.
+
+With features Ψ(x) = K(x, Z) L⁻ᵀ of inducing points Z (see `lingp.inference.basis`), one pass over
+the data gives
+
+    A = I + Ψᵀ Λ Ψ                                                              (m x m)
+    Cov f* = [K** - Ψ* Ψ*ᵀ] + Ψ* A⁻¹ Ψ*ᵀ                           both terms PSD
+    log q  = Σ_n log p(y_n | f_n) - ½ |u|² - ½ log det A - ½ tr Λ (K - Ψ Ψᵀ)
+
+For Gaussian noise and a refitted mean the last is the bound of Titsias (2009, "Variational learning
+of inducing variables in sparse Gaussian processes", equation 9) and the first two its optimal
+posterior (equation 6, in whitened form). At Z = all data everything is exact. Memory is that of a
+few m x m matrices and one batch of rows, whatever N is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from lingp.inference.accumulation import Origin
+from lingp.inference.basis import Basis
+from lingp.inference.cache import ValueCache
+from lingp.inference.factorize import factorize
+from lingp.inference.inducing import InducingPoints
+from lingp.inference.posterior import Posterior
+from lingp.inference.projection import Projection, relative_variances
+from lingp.inference.training_set import TrainingSet
+from lingp.likelihoods import CurvatureRoot
+from lingp.linearization import Factors
+from lingp.operators import diagonal_blocks, gram
+from lingp.priors import Prior
+
+
+class SparsePosterior(Posterior):
+    """Cov e = (I - Q Qᵀ) + Q A⁻¹ Qᵀ, with L Lᵀ = A = I + Ψᵀ Λ Ψ.
+
+        log det     2 Σ_i log L_ii
+        Cov f*      [K** - Ψ* Ψ*ᵀ] + Vᵀ V,  V = L⁻¹ Ψ*ᵀ
+        sample      e + Q (L⁻ᵀ e' - Qᵀ e),  e ~ N(0, I_P), e' ~ N(0, I_m)
+
+    Parameters
+    ----------
+    training, prior, root
+        As every posterior has them.
+    features
+        Ψ at the training data.
+    """
+
+    features: Projection
+
+    def __init__(
+        self, training: TrainingSet, prior: Prior, root: CurvatureRoot, features: Projection
+    ) -> None:
+        super().__init__(training, prior, root)
+        self.features = features
+        basis, amplitude = features.basis, features.amplitude
+        self._gram = amplitude.square() * basis.gram(root)
+        squared = self._gram + torch.eye(
+            len(self._gram), dtype=self._gram.dtype, device=self._gram.device
+        )
+        self.factorization = factorize(
+            squared, self._whitened_rows, amplitude, basis.variances, basis.factor, *root.tensors()
+        )
+
+    def _whitened_rows(
+        self, amplitude: Tensor, variances: Tensor, factor: Tensor, *root: Tensor
+    ) -> Iterator[Tensor]:
+        """Blocks of rows of Rᵀ Ψ."""
+        tensors = self.root.with_tensors(*root)
+        for block in self.features.basis.weighted_rows(tensors, variances, factor):
+            yield amplitude * block
+
+    def log_determinant(self) -> Tensor:
+        return self.factorization.log_determinant()
+
+    def trace_term(self) -> Tensor:
+        features = self.features
+        total = features.amplitude.square() * features.basis.trace(self.root)
+        return total - self._gram.diagonal().sum()
+
+    def solve(self, z: Tensor) -> Tensor:
+        right = self.whitened_t_product(z.unsqueeze(-1))
+        return self.factorization.solve(right).squeeze(-1)
+
+    def precision_solve(self, b: Tensor) -> Tensor:
+        return self.factorization.solve(b)
+
+    @torch.no_grad()
+    def covariance(self, factors: Factors) -> Tensor:
+        rows = self.features.at(factors).flatten(0, 1)
+        half = self._half(rows)
+        return gram(factors, variances=self.variances) - rows @ rows.mT + half.mT @ half
+
+    @torch.no_grad()
+    def marginal_covariance(self, factors: Factors) -> Tensor:
+        rows = self.features.at(factors)
+        return diagonal_blocks(factors, self.variances) - rows @ rows.mT + self._informed(rows)
+
+    @torch.no_grad()
+    def training_covariance(self) -> Tensor:
+        features = self.features
+        covariance = features.amplitude.square() * features.basis.diagonal()
+        for rows, block in features.basis.pieces():
+            block = features.amplitude * block
+            covariance[rows] += self._informed(block) - block @ block.mT
+        return covariance
+
+    @torch.no_grad()
+    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        training, factor = self.training, self.factorization.factor
+        e = self._standard_normal(training.num_parameters, num_samples, generator=generator)
+        inner = self._standard_normal(len(factor), num_samples, generator=generator)
+        inner = torch.linalg.solve_triangular(factor.mT, inner, upper=True)
+        return e + self.features.whitened(inner - self.features.t_whitened(e))
+
+    def bytes_per_row(self) -> int:
+        return 4 * self.training.num_outputs * len(self._gram) * self.scale.element_size()
+
+    def _half(self, rows: Tensor) -> Tensor:
+        """L⁻¹ Ψ*ᵀ, (m x rows)."""
+        return torch.linalg.solve_triangular(self.factorization.factor, rows.mT, upper=False)
+
+    def _informed(self, rows: Tensor) -> Tensor:
+        """Ψ_n A⁻¹ Ψ_nᵀ, (n x C x C), for rows (n x C x m)."""
+        half = self._half(rows.flatten(0, 1)).mT.unflatten(0, rows.shape[:2])
+        return half @ half.mT
+
+
+class BoundSparse:
+    """Sparse inference with inducing points that are chosen.
+
+    Parameters
+    ----------
+    points
+        Z.
+    keep_bytes
+        Memory that features of the training data may take.
+    """
+
+    def __init__(self, points: InducingPoints, keep_bytes: float) -> None:
+        self.points = points
+        self.keep_bytes = keep_bytes
+        self._basis: ValueCache[Basis] = ValueCache()
+
+    def __call__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> SparsePosterior:
+        return SparsePosterior(training, prior, root, self.features(training, prior))
+
+    def features(self, training: TrainingSet, prior: Prior) -> Projection:
+        """Ψ at the training data; without a graph in the variances, the last one is kept."""
+        variances, amplitude = relative_variances(prior, training.outputs)
+        if torch.is_grad_enabled() and variances.requires_grad:
+            basis = Basis(training, self.points, variances, 0)
+        else:
+            with torch.no_grad():
+                basis = self._basis.get(
+                    (variances,),
+                    lambda: Basis(training, self.points, variances.detach(), self.keep_bytes),
+                    (training,),
+                )
+        return Projection(basis, amplitude)
+
+    def carried_over(self, training: TrainingSet, origin: Origin) -> BoundSparse:
+        """The same inducing points for a changed training set; sums over kept rows go along."""
+        moved = BoundSparse(self.points, self.keep_bytes)
+        basis = self._basis.kept
+        if basis is not None:
+            moved._basis.get(
+                (basis.variances,), lambda: basis.carried_over(training, origin), (training,)
+            )
+        return moved
