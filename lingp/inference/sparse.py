@@ -16,6 +16,7 @@ few m x m matrices and one batch of rows, whatever N is.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,15 +24,95 @@ from torch import Tensor
 from lingp.inference.accumulation import Origin
 from lingp.inference.basis import Basis
 from lingp.inference.cache import ValueCache
+from lingp.inference.candidates import InducingChoice, Points, Rule, choose_inducing
 from lingp.inference.factorize import factorize
-from lingp.inference.inducing import InducingPoints
+from lingp.inference.inducing import InducingPoints, points_at
 from lingp.inference.posterior import Posterior
 from lingp.inference.projection import Projection, relative_variances
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.linearization import Factors
+from lingp.linearization.inputs import Inputs
 from lingp.operators import diagonal_blocks, gram
 from lingp.priors import Prior
+
+_KEPT_SHARE = 0.25  # of memory, for features of the training data
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """Sparse inference: one pass over the data, memory free of N, no training of anything.
+
+    Attributes
+    ----------
+    num_inducing
+        Number of inducing inputs, each with all its outputs, or of (input, output) pairs. By
+        default about 1000 / C inputs. With a tolerance: the most there may be.
+    select
+        "greedy": the largest conditional variance next (pivoted Cholesky); "kmeans++": spread in
+        the kernel's metric; "random". All choose among training inputs.
+    points
+        "inputs" or "pairs": whether an inducing point is an input with all outputs, or one output.
+    inducing
+        Inputs to take as inducing points instead, as the network takes them.
+    tolerance
+        Take as few points as leave at most this share of the candidates' prior variance.
+    num_candidates
+        Number of training inputs to choose from; see `choose_inducing`.
+    generator
+        Source of randomness; torch's global one by default.
+
+    Examples
+    --------
+    >>> gp = LinearizedGP(net, "categorical", inference=Sparse(num_inducing=100)).fit(loader)
+    """
+
+    num_inducing: int | None = None
+    select: Rule = "greedy"
+    points: Points = "inputs"
+    inducing: Inputs | None = None
+    tolerance: float | None = None
+    num_candidates: int | None = None
+    generator: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        if self.inducing is None:
+            return
+        given = [n for n in ("num_inducing", "tolerance", "num_candidates") if getattr(self, n)]
+        if given or self.points != "inputs":
+            raise ValueError(
+                f"{(given or ['points'])[0]}: has no meaning where the inducing inputs are given; "
+                "leave out one of the two"
+            )
+
+    def bind(self, training: TrainingSet, prior: Prior, memory: float) -> BoundSparse:
+        """The method with inducing points chosen for these data.
+
+        Parameters
+        ----------
+        training
+            The training data.
+        prior
+            A bound prior; its current variances are those of the kernel that rules use.
+        memory
+            Bytes that may be used.
+        """
+        if self.inducing is not None:
+            points = points_at(training.linearized, self.inducing)
+            return BoundSparse(points, _KEPT_SHARE * memory)
+        with torch.no_grad():
+            points, choice = choose_inducing(
+                training,
+                prior.variances().to(training.outputs),
+                num_inducing=self.num_inducing,
+                select=self.select,
+                points=self.points,
+                tolerance=self.tolerance,
+                num_candidates=self.num_candidates,
+                generator=self.generator,
+                memory=memory,
+            )
+        return BoundSparse(points, _KEPT_SHARE * memory, choice)
 
 
 class SparsePosterior(Posterior):
@@ -138,15 +219,25 @@ class BoundSparse:
         Z.
     keep_bytes
         Memory that features of the training data may take.
+    choice
+        How they were chosen; None if they were given.
     """
 
-    def __init__(self, points: InducingPoints, keep_bytes: float) -> None:
+    def __init__(
+        self, points: InducingPoints, keep_bytes: float, choice: InducingChoice | None = None
+    ) -> None:
         self.points = points
         self.keep_bytes = keep_bytes
+        self.choice = choice
         self._basis: ValueCache[Basis] = ValueCache()
 
     def __call__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> SparsePosterior:
         return SparsePosterior(training, prior, root, self.features(training, prior))
+
+    def __str__(self) -> str:
+        if self.choice is not None:
+            return str(self.choice)
+        return f"{self.points.num_points} inducing points as given"
 
     def features(self, training: TrainingSet, prior: Prior) -> Projection:
         """Ψ at the training data; without a graph in the variances, the last one is kept."""
@@ -164,7 +255,7 @@ class BoundSparse:
 
     def carried_over(self, training: TrainingSet, origin: Origin) -> BoundSparse:
         """The same inducing points for a changed training set; sums over kept rows go along."""
-        moved = BoundSparse(self.points, self.keep_bytes)
+        moved = BoundSparse(self.points, self.keep_bytes, self.choice)
         basis = self._basis.kept
         if basis is not None:
             moved._basis.get(
