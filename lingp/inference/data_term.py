@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from lingp.inference.shards import Shards
 from lingp.likelihoods import CurvatureRoot, Likelihood, QuadraticLikelihood
 
 
@@ -26,11 +27,14 @@ class DataTerm:
         As the likelihood's `check_targets` gives them, first axis N.
     weights
         (N,), not negative; None: 1.
+    shards
+        How the data are spread over processes: sums are over all of them.
     """
 
     likelihood: Likelihood
     targets: Tensor
     weights: Tensor | None = None
+    shards: Shards = field(default_factory=Shards.single)
 
     def log_prob_rows(self, f: Tensor) -> Tensor:
         """w_n log p(y_n | f_n), (... x N)."""
@@ -39,7 +43,7 @@ class DataTerm:
 
     def log_prob(self, f: Tensor) -> Tensor:
         """Σ_n w_n log p(y_n | f_n), 0-d."""
-        return self.log_prob_rows(f).sum()
+        return self.shards.sum(self.log_prob_rows(f).sum())
 
     def residual(self, f: Tensor) -> Tensor:
         """∇_f Σ_n w_n log p(y_n | f_n), (N x C)."""
@@ -68,7 +72,8 @@ class DataTerm:
         # a third axis holds a known quantity of each target
         values = self.targets if self.targets.dim() == 2 else self.targets[..., 0]
         observed = (~values.isnan()).sum(-1).to(values.dtype)
-        return float(observed.sum() if self.weights is None else observed @ self.weights)
+        own = observed.sum() if self.weights is None else observed @ self.weights
+        return self.shards.total(float(own))
 
     def hessian(self, f: Tensor) -> Callable[[Tensor], Tensor]:
         """v -> (-∇²_f Σ_n w_n log p) v at f, (N x C): the true Hessian, not its GGN form."""

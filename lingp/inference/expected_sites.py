@@ -24,6 +24,7 @@ from torch import Tensor
 from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.data_term import DataTerm
 from lingp.inference.posterior import Posterior
+from lingp.inference.shards import Shards
 from lingp.likelihoods import CurvatureRoot, DenseRoot, DiagonalRoot
 from lingp.likelihoods.predictives.draws import quasi_normal
 from lingp.likelihoods.psd_root import psd_root
@@ -62,13 +63,14 @@ def expected_posterior(
     for _ in range(_MAX_ITERATIONS):
         step = expected_curvature(data, outputs, posterior.training_covariance()) - curvature
         points, steps = [*points[-_MEMORY:], curvature], [*steps[-_MEMORY:], step]
-        change = float((metric * step).norm() / (metric * (curvature + step)).norm())
-        if not change > TOLERANCE:  # all zero: nothing was observed
+        change = _norm(metric * step, data.shards)
+        size = _norm(metric * (curvature + step), data.shards)
+        if not change > TOLERANCE * size:  # also where both are zero: nothing was observed
             return posterior
-        curvature = _extrapolated(points, steps, metric)
-        posterior = make_posterior(_root(curvature))
+        curvature = _extrapolated(points, steps, metric, data.shards)
+        posterior = make_posterior(_root(curvature, data.shards))
     warnings.warn(
-        f"expected curvature did not converge: it still moves by {change:.1e} of its size after "
+        f"expected curvature did not converge: it still moves by {change / size:.1e} of its size after "
         f'{_MAX_ITERATIONS} iterations (tolerance {TOLERANCE:.0e}); use sites="mean", or a larger '
         "prior precision",
         ConvergenceWarning,
@@ -92,32 +94,40 @@ def _metric(data: DataTerm) -> Tensor:
     return torch.where(data.weights > 0, data.weights, 1.0).rsqrt().view(-1, 1, 1)
 
 
+def _norm(x: Tensor, shards: Shards) -> float:
+    """The norm over the rows of all processes."""
+    return float(shards.sum(x.square().sum()).sqrt())
+
+
 def _square(root: CurvatureRoot) -> Tensor:
     """Λ_n = R_n R_nᵀ, (N x C x C)."""
     dense = root.dense()
     return dense @ dense.mT
 
 
-def _root(curvature: Tensor) -> CurvatureRoot:
+def _root(curvature: Tensor, shards: Shards) -> CurvatureRoot:
     """R with as few columns as Λ̄ needs: the softmax's has a null direction."""
     if curvature.shape[-1] == 1:
         return DiagonalRoot(curvature.squeeze(-1).sqrt())
     values, vectors = torch.linalg.eigh(curvature)  # ascending
     values = values.clamp(min=0)
     rounding = curvature.shape[-1] * torch.finfo(values.dtype).eps * values[:, -1:]
-    needed = int((values > rounding).sum(-1).max())
+    needed = int(shards.largest(int((values > rounding).sum(-1).max())))
     columns = vectors * values.sqrt().unsqueeze(-2)
     return DenseRoot(columns[..., curvature.shape[-1] - max(1, needed) :])
 
 
-def _extrapolated(points: list[Tensor], steps: list[Tensor], metric: Tensor) -> Tensor:
+def _extrapolated(
+    points: list[Tensor], steps: list[Tensor], metric: Tensor, shards: Shards
+) -> Tensor:
     """The next Λ̄: the combination of steps that cancel best, made positive semi-definite."""
     if len(points) == 1:
         return points[0] + steps[0]
     moves = torch.stack([(b - a).flatten() for a, b in pairwise(points)], -1)
     changes = torch.stack([(b - a).flatten() for a, b in pairwise(steps)], -1)
-    measured = torch.stack([(metric * (b - a)).flatten() for a, b in pairwise(steps)], -1)
-    share = torch.linalg.lstsq(measured, (metric * steps[-1]).flatten().unsqueeze(-1)).solution
+    columns = [b - a for a, b in pairwise(steps)] + [steps[-1]]
+    measured = shards.fewer_rows(torch.stack([(metric * c).flatten() for c in columns], -1))
+    share = torch.linalg.lstsq(measured[:, :-1], measured[:, -1:]).solution
     step = steps[-1].flatten().mul(_MIXING) - ((moves + _MIXING * changes) @ share).squeeze(-1)
     values, vectors = torch.linalg.eigh(points[-1] + step.view_as(points[-1]))
     return (vectors * values.clamp(min=0).unsqueeze(-2)) @ vectors.mT

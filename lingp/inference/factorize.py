@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lingp.inference.shards import Shards
 from lingp.inference.streaming import Blocks, streamed_triangle
 
 ROUNDING_LIMIT = 1e-2
@@ -80,7 +81,9 @@ class Factorization:
         return _Solve.apply(right, self.squared, self.factor)
 
 
-def factorize(squared: Tensor, blocks: Blocks, *inputs: Tensor) -> Factorization:
+def factorize(
+    squared: Tensor, blocks: Blocks, *inputs: Tensor, shards: Shards | None = None
+) -> Factorization:
     """Factorise I + Mᵀ M.
 
     Parameters
@@ -89,6 +92,8 @@ def factorize(squared: Tensor, blocks: Blocks, *inputs: Tensor) -> Factorization
         I + Mᵀ M, (n x n).
     blocks, inputs
         Yield the blocks of rows of M, used only past the rounding limit.
+    shards
+        Where the rows of M are spread over processes.
     """
     detached = squared.detach()
     if not bool(torch.isfinite(detached).all()):
@@ -114,7 +119,21 @@ def factorize(squared: Tensor, blocks: Blocks, *inputs: Tensor) -> Factorization
         stacklevel=2,
     )
     identity = torch.eye(size, dtype=dtype, device=squared.device)
-    return Factorization(streamed_triangle(blocks, identity, *inputs).mT, None, True)
+    triangle = _triangle(blocks, identity, inputs, shards or Shards.single())
+    return Factorization(triangle.mT, None, True)
+
+
+def _triangle(
+    blocks: Blocks, identity: Tensor, inputs: tuple[Tensor, ...], shards: Shards
+) -> Tensor:
+    """T, Tᵀ T = I + Mᵀ M: of each process's rows with its share of I, then of all triangles."""
+    own = streamed_triangle(blocks, identity / shards.size**0.5, *inputs)
+    if shards.alone:
+        return own
+    stacked = shards.with_rows(len(own)).gather_rows(own)
+    return streamed_triangle(
+        lambda rows: iter(rows.split(len(own))), torch.zeros_like(identity), stacked
+    )
 
 
 class _LogDeterminant(torch.autograd.Function):

@@ -106,7 +106,10 @@ class LinearizedLaplace:
     @property
     def data_term(self) -> DataTerm:
         """The likelihood of the training data."""
-        return DataTerm(self.likelihood, self.training.targets, self.training.weights)
+        training, likelihood = self.training, self.likelihood
+        if torch.is_grad_enabled():
+            likelihood = training.shards.enter_parameters(likelihood, training.outputs.device)
+        return DataTerm(likelihood, training.targets, training.weights, training.shards)
 
     def posterior(self) -> Posterior:
         """The posterior at the current hyperparameters, without a graph."""

@@ -155,7 +155,8 @@ def _num_observed(laplace: LinearizedLaplace) -> Tensor:
     """Weighted number of observed values of each output, (C,), float64."""
     targets, weights = laplace.training.targets, laplace.training.weights
     observed = (~targets.isnan()).double()
-    return observed.sum(0) if weights is None else weights.double() @ observed
+    own = observed.sum(0) if weights is None else weights.double() @ observed
+    return laplace.training.shards.sum(own)
 
 
 def _iterate(

@@ -231,7 +231,8 @@ def _slope(model: WhitenedModel, posterior: Posterior, e: Tensor, f: Tensor) -> 
     right = torch.stack([pulled[:, 0] - e, pulled[:, 1]], -1)
     solved = posterior.precision_solve(right)
     norm, noise = (right * solved).sum(0).clamp(min=0).sqrt().tolist()
-    noise += float(torch.linalg.vector_norm(posterior.root.t_apply(f.unsqueeze(-1))))
+    whitened = posterior.root.t_apply(f.unsqueeze(-1))
+    noise += float(model.data.shards.sum(whitened.square().sum()).sqrt())
     noise += float(torch.linalg.vector_norm(e))
     rounding = 4 * torch.finfo(f.dtype).eps * noise
     return _Slope(right[:, 0], solved[:, 0], norm, rounding)
@@ -254,8 +255,8 @@ def _line_search(
     gain = float(slope.gradient @ direction)
     if not gain > 0:
         direction, gain = slope.step, slope.norm**2
-    terms = model.data.log_prob_rows(f).abs().sum() + 0.5 * e.square().sum()
-    terms = terms + (model.data.residual(f) * f).abs().sum()
+    terms = model.data.log_prob_rows(f).abs().sum() + (model.data.residual(f) * f).abs().sum()
+    terms = model.data.shards.sum(terms) + 0.5 * e.square().sum()
     resolution = 8 * torch.finfo(f.dtype).eps * float(terms)
 
     def point(size: float) -> tuple[Tensor, Tensor, float]:

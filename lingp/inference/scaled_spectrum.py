@@ -190,13 +190,14 @@ def _ggn(training: TrainingSet, root: CurvatureRoot) -> Tensor:
     if isinstance(root, UniformRoot):
         return root.scale.square() * training.unit_ggn()
     size = training.num_parameters
-    return streamed_gram(
+    own = streamed_gram(
         lambda: (
             root.rows(rows).t_apply(jacobian).flatten(0, 1)
             for rows, jacobian in training.tracked_dense_chunks()
         ),
         training.outputs.new_zeros(size, size),
     )
+    return training.shards.sum(own)
 
 
 def _nearest_psd(matrices: Tensor) -> Tensor:

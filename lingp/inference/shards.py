@@ -108,7 +108,7 @@ class Shards:
         """
         counts = tuple(self.exchange(num_rows))
         empty = [rank for rank, count in enumerate(counts) if count == 0]
-        if empty:
+        if empty and not self.alone:
             raise ValueError(
                 f"X: rank {empty[0]} of {self.size} has no rows; every rank needs at least one, so "
                 "spread the data more evenly or start fewer processes"

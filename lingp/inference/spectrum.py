@@ -150,7 +150,7 @@ def _refit_parts(laplace: LinearizedLaplace) -> tuple[Tensor, PartsAt]:
     spectrum = ScaledSpectrum.of(laplace)
     values = spectrum.eigenvalues
     z = data.whitened_residual(outputs)
-    square = z.square().sum()
+    square = laplace.training.shards.sum(z.square().sum())
     if spectrum.in_weight_space:
         # below rounding, an eigenvalue and its share of the residual are both noise
         tiny = len(values) * torch.finfo(values.dtype).eps * values.max()

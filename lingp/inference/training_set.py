@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lingp.inference.cache import ValueCache
 from lingp.inference.progress import track
+from lingp.inference.shards import Shards
 from lingp.inference.streaming import streamed_gram
 from lingp.linearization import Factors, LinearizedNetwork
 from lingp.linearization.inputs import Inputs, map_inputs, num_rows
@@ -44,6 +45,9 @@ class TrainingSet:
         Memory for dense pieces of the Jacobian.
     progress
         Whether long passes show a progress bar.
+    shards
+        How the data are spread over processes: rows are those of this one, sums over rows those of
+        all. Every process calls the same methods in the same order.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class TrainingSet:
         factor_bytes: int = 0,
         chunk_bytes: int = DENSE_CHUNK_BYTES,
         progress: bool = True,
+        shards: Shards | None = None,
     ) -> None:
         self.linearized = linearized
         self.inputs = inputs
@@ -67,6 +72,7 @@ class TrainingSet:
         self.factor_bytes = factor_bytes
         self.chunk_bytes = chunk_bytes
         self.progress = progress
+        self.shards = (shards or Shards.single()).with_rows(len(outputs))
         self._factors = None if factors is None else Factors.cat(factors)
         self._unit_gram: Tensor | None = None
         self._unit_ggn: Tensor | None = None
@@ -81,11 +87,29 @@ class TrainingSet:
         keep_bytes: int,
         chunk_bytes: int = DENSE_CHUNK_BYTES,
         progress: bool = True,
+        shards: Shards | None = None,
     ) -> TrainingSet:
         """Run the network over batches of (inputs, checked targets, weights or None).
 
-        Factors are kept while they fit in `keep_bytes`.
+        Factors are kept while they fit in `keep_bytes`. Where an error stops one of several
+        processes, it stops all.
         """
+        shards = shards or Shards.single()
+        show = progress and shards.rank == 0
+        own = shards.attempt(lambda: cls._own(linearized, batches, keep_bytes, chunk_bytes, show))
+        own.shards = shards.with_rows(own.num_data)
+        return own
+
+    @classmethod
+    def _own(
+        cls,
+        linearized: LinearizedNetwork,
+        batches: Iterable[tuple[Inputs, Tensor, Tensor | None]],
+        keep_bytes: int,
+        chunk_bytes: int,
+        progress: bool,
+    ) -> TrainingSet:
+        """The data of this process, for itself."""
         inputs, outputs, targets, weights = [], [], [], []
         factors: list[Factors] = []
         kept, rows, held = True, 0, 0
@@ -130,6 +154,7 @@ class TrainingSet:
             keep_bytes=sys.maxsize if self.factors_kept else 0,
             chunk_bytes=self.chunk_bytes,
             progress=self.progress,
+            shards=self.shards,
         )
         kept = None
         if self._factors is not None and new._factors is not None:
@@ -147,6 +172,7 @@ class TrainingSet:
             factor_bytes=self.factor_bytes + new.factor_bytes,
             chunk_bytes=self.chunk_bytes,
             progress=self.progress,
+            shards=self.shards,
         )
         with torch.no_grad():
             if self._unit_gram is not None and kept is not None:
@@ -236,6 +262,7 @@ class TrainingSet:
             factor_bytes=self.factor_bytes * len(index) // self.num_data,
             chunk_bytes=self.chunk_bytes,
             progress=self.progress,
+            shards=self.shards,
         )
         if self._unit_gram is not None:
             shape = (self.num_data, self.num_outputs) * 2
@@ -279,10 +306,11 @@ class TrainingSet:
         """Jᵀ J, (P x P), computed once."""
         if self._unit_ggn is None:
             with torch.no_grad():
-                self._unit_ggn = streamed_gram(
+                own = streamed_gram(
                     lambda: (jacobian.flatten(0, 1) for _, jacobian in self.tracked_dense_chunks()),
                     self.outputs.new_zeros(self.num_parameters, self.num_parameters),
                 )
+                self._unit_ggn = self.shards.sum(own)
         return self._unit_ggn
 
     def tracked_dense_chunks(self) -> Iterator[tuple[slice, Tensor]]:
@@ -350,7 +378,7 @@ class _TransposedProduct(torch.autograd.Function):
         total = u.new_zeros(training.num_parameters, u.shape[-1])
         for rows, factors in training.chunks():
             total += factors.t_matmul(u[rows])
-        return total
+        return training.shards.sum(total)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]

@@ -31,7 +31,13 @@ class WeightSpace(Posterior):
         ggn = _weighted_ggn(training, root)
         squared = self.scale.unsqueeze(-1) * ggn * self.scale
         squared.diagonal().add_(1)
-        self.factorization = factorize(squared, self._whitened_rows, self.scale, *root.tensors())
+        self.factorization = factorize(
+            squared,
+            self._whitened_rows,
+            training.shards.enter(self.scale),
+            *root.tensors(),
+            shards=training.shards,
+        )
 
     def _whitened_rows(self, scale: Tensor, *root: Tensor) -> Iterator[Tensor]:
         """Blocks of rows of Φ."""
@@ -82,13 +88,14 @@ class WeightSpace(Posterior):
 def _weighted_ggn(training: TrainingSet, root: CurvatureRoot) -> Tensor:
     """Jᵀ R Rᵀ J, (P x P), differentiable in R."""
     if isinstance(root, UniformRoot):
-        return root.scale.square() * training.unit_ggn()
+        return training.shards.mean(root.scale).square() * training.unit_ggn()
 
     def rows(*tensors: Tensor) -> Iterator[Tensor]:
         return _weighted_rows(training, root.with_tensors(*tensors))
 
     size = training.num_parameters
-    return streamed_gram(rows, training.outputs.new_zeros(size, size), *root.tensors())
+    own = streamed_gram(rows, training.outputs.new_zeros(size, size), *root.tensors())
+    return training.shards.sum(own)
 
 
 def _weighted_rows(training: TrainingSet, root: CurvatureRoot) -> Iterator[Tensor]:

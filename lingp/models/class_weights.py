@@ -9,11 +9,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lingp.inference.shards import Shards
+
 ClassWeight = Mapping[int, float] | Sequence[float] | Tensor | Literal["balanced"]
 
 
 def class_factors(
-    class_weight: ClassWeight, labels: Tensor, num_classes: int, weights: Tensor | None
+    class_weight: ClassWeight,
+    labels: Tensor,
+    num_classes: int,
+    weights: Tensor | None,
+    shards: Shards | None = None,
 ) -> Tensor:
     """The factor that each row's weight takes from its label, (N,).
 
@@ -31,6 +37,8 @@ def class_factors(
         K.
     weights
         Sample weights, (N,); ones by default.
+    shards
+        Where rows are spread over processes; all of them are counted.
     """
     observed = ~labels.isnan()
     index = torch.where(observed, labels, 0.0).long()
@@ -42,6 +50,7 @@ def class_factors(
             )
         counted = observed.to(labels) if weights is None else observed * weights
         counts = labels.new_zeros(num_classes).index_add(0, index, counted)
+        counts = (shards or Shards.single()).sum(counts)
         occurring = counts > 0
         mean = counts.sum() / occurring.sum()
         table = torch.where(occurring, mean / counts, 1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -11,12 +11,17 @@ from typing_extensions import Self
 
 from lingp.inference import InferenceChoice, LinearizedLaplace, Mean
 from lingp.inference.laplace import Sites
+from lingp.inference.shards import Shards
 from lingp.likelihoods import Likelihood, as_likelihood
 from lingp.linearization import LinearizedNetwork, ParameterSelection
+from lingp.models.agreement import check_ranks
 from lingp.models.choice import Inference, check_inference, choose_method, dense_bytes, memory_for
 from lingp.models.class_weights import ClassWeight
 from lingp.models.fitting import FittedData, Missing
 from lingp.priors import Prior, as_prior
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class ConditionedNetwork:
@@ -37,6 +42,7 @@ class ConditionedNetwork:
         sites: Sites | Literal["auto"] = "auto",
         dtype: torch.dtype = torch.float64,
         memory_budget: int | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         if mean not in ("network", "refit"):
             raise ValueError(f'mean: expected "network" or "refit", got {mean!r}')
@@ -53,6 +59,7 @@ class ConditionedNetwork:
         self.prior = as_prior(prior)
         self.inference = inference
         self.memory_budget = memory_budget
+        self.shards = Shards.of(process_group)
         self.linearized = LinearizedNetwork(
             net,
             parameters,
@@ -130,9 +137,18 @@ class ConditionedNetwork:
         Returns
         -------
         self
+
+        Notes
+        -----
+        With a `process_group`, X and y are the rows of this process, at least one, and all
+        processes call `fit` together.
         """
         data = FittedData(
-            self.linearized, self.likelihood, class_weight=class_weight, missing=missing
+            self.linearized,
+            self.likelihood,
+            class_weight=class_weight,
+            missing=missing,
+            shards=self.shards,
         )
         memory = self._memory()
         data.collect(
@@ -143,6 +159,7 @@ class ConditionedNetwork:
             chunk_bytes=dense_bytes(memory),
             progress=progress,
         )
+        check_ranks(self.shards, data.training, self.prior, self.likelihood, self._options())
         self._condition(data)
         return self
 
@@ -188,6 +205,23 @@ class ConditionedNetwork:
             data.training, self.prior, data.likelihood, method, self._mean, self.sites
         )
         self._data, self._choice = data, choice
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make the posterior, where it takes all ranks: each can then predict for itself."""
+        if not self.shards.alone:
+            laplace = self._fitted()
+            laplace.posterior()
+            laplace.weight_shift()
+
+    def _options(self) -> dict[str, object]:
+        """What has to be the same on all ranks, besides the hyperparameters."""
+        return {
+            "inference": self.inference,
+            "mean": self._mean,
+            "sites": self.sites,
+            "dtype": str(self.dtype),
+        }
 
     def _output_shape(self) -> tuple[int, ...]:
         assert self.linearized.output_shape is not None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lingp.inference import TrainingSet
+from lingp.inference.shards import Shards
 from lingp.likelihoods import Likelihood
 from lingp.linearization import LinearizedNetwork
 from lingp.models.class_weights import ClassWeight, class_factors
@@ -33,6 +34,8 @@ class FittedData:
         See `class_factors`; None for no class weights.
     missing
         "nan": NaN targets were not observed. "error": they are refused.
+    shards
+        How rows are spread over processes; each is given its own.
     """
 
     training: TrainingSet
@@ -44,6 +47,7 @@ class FittedData:
         *,
         class_weight: ClassWeight | None = None,
         missing: Missing = "error",
+        shards: Shards | None = None,
     ) -> None:
         if missing not in ("error", "nan"):
             raise ValueError(f'missing: expected "error" or "nan", got {missing!r}')
@@ -51,6 +55,7 @@ class FittedData:
         self.likelihood = likelihood
         self.class_weight = class_weight
         self.missing: Missing = missing
+        self.shards = shards or Shards.single()
         self._given: list[Tensor] = []
         self._sample_weights: Tensor | None = None
 
@@ -58,7 +63,7 @@ class FittedData:
         """Run the network over the data; `options` are those of `TrainingSet.collect`."""
 
         def make(batches: Iterable[Batch]) -> TrainingSet:
-            return TrainingSet.collect(self.linearized, batches, **options)
+            return TrainingSet.collect(self.linearized, batches, shards=self.shards, **options)
 
         self._take(make, X, y, sample_weight)
 
@@ -80,8 +85,12 @@ class FittedData:
         """Check the targets by another likelihood."""
         training, shape = self.training, self._output_shape()
         self._check_missing(likelihood)
-        checked = [likelihood.check_targets(y, shape, training.outputs.dtype) for y in self._given]
-        targets = torch.cat(checked).to(training.outputs.device)
+
+        def check() -> Tensor:
+            dtype = training.outputs.dtype
+            return torch.cat([likelihood.check_targets(y, shape, dtype) for y in self._given])
+
+        targets = self.shards.attempt(check).to(training.outputs.device)
         weights = self._weights(likelihood, targets, self._sample_weights)
         self.likelihood, training.targets, training.weights = likelihood, targets, weights
 
@@ -90,14 +99,17 @@ class FittedData:
     ) -> None:
         self._check_missing(self.likelihood)
         given: list[Tensor] = []
-        batches = as_batches(X, y, sample_weight, missing=self.missing == "nan")
+
+        def batches() -> Iterator[Batch]:
+            yield from as_batches(X, y, sample_weight, missing=self.missing == "nan")
+
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            training = make(self._checked(batches, given))
+            training = make(self._checked(batches(), given))
         sample_weights = training.weights
-        if sample_weights is not None and not bool((sample_weights > 0).any()):
+        if self._nowhere(sample_weights is None or bool((sample_weights > 0).any())):
             raise ValueError("sample_weight: all weights are zero; there is nothing to fit")
         values = training.targets if training.targets.dim() == 2 else training.targets[..., 0]
-        if bool(values.isnan().all()):
+        if self._nowhere(not bool(values.isnan().all())):
             raise ValueError("y: every target is missing; there is nothing to fit")
         training.weights = self._weights(self.likelihood, training.targets, sample_weights)
         self.training, self._sample_weights = training, sample_weights
@@ -144,11 +156,15 @@ class FittedData:
         if self.class_weight is None or num_labels is None:
             return sample_weights
         labels = targets.reshape(len(targets))
-        factors = class_factors(self.class_weight, labels, num_labels, sample_weights)
+        factors = class_factors(self.class_weight, labels, num_labels, sample_weights, self.shards)
         weights = factors if sample_weights is None else sample_weights * factors
-        if not bool((weights > 0).any()):
+        if self._nowhere(bool((weights > 0).any())):
             raise ValueError("class_weight: leaves no row a positive weight")
         return weights
+
+    def _nowhere(self, here: bool) -> bool:
+        """Whether something holds on no rank."""
+        return self.shards.largest(here) == 0
 
     def _output_shape(self) -> tuple[int, ...]:
         assert self.linearized.output_shape is not None

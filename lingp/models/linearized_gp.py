@@ -60,6 +60,9 @@ class LinearizedGP(ConditionedNetwork):
         Of the network's copy, Jacobians and linear algebra.
     memory_budget
         Bytes that may be used; by default 80 % of what is free when `fit` is called.
+    process_group
+        Where the rows of the data are spread over processes: their `torch.distributed` group, e.g.
+        `torch.distributed.group.WORLD`. All of them make the same calls, each with its own rows.
 
     Examples
     --------
@@ -233,7 +236,7 @@ class LinearizedGP(ConditionedNetwork):
         if validation is not None:
             refuse_with_validation(objective=objective, method=method, num_restarts=num_restarts)
             return self._tune_on(validation, absorb, max_evaluations, generator)
-        return optimize(
+        result = optimize(
             laplace,
             objective=objective or "auto",
             method=method,
@@ -242,6 +245,8 @@ class LinearizedGP(ConditionedNetwork):
             num_restarts=num_restarts,
             generator=generator,
         )
+        self._prepare()
+        return result
 
     def sample(
         self, X: Any, num_samples: int = 1, *, generator: torch.Generator | None = None
@@ -274,7 +279,8 @@ class LinearizedGP(ConditionedNetwork):
     ) -> ValidationResult:
         laplace = self._fitted()
         assert self._data is not None
-        batches = validation_batches(validation, missing=self._data.missing == "nan")
+        missing = self._data.missing == "nan"
+        batches = self.shards.attempt(lambda: validation_batches(validation, missing=missing))
         result = tune_on_validation(
             laplace,
             self._data.held_out(batches),
@@ -283,6 +289,8 @@ class LinearizedGP(ConditionedNetwork):
         )
         if absorb:
             self.add_data([batch[:2] if batch[2] is None else batch for batch in batches])
+        else:
+            self._prepare()
         return result
 
     def _latents(self) -> Latents:

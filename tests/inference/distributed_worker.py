@@ -2,13 +2,14 @@
 
     python distributed_worker.py RANK SIZE INIT_FILE OUTPUT [BACKEND]
 
-A case is a function of a `Shards` (primitives) or of a process group (the front door; None: one
-process) that gives named tensors or strings.
+A case is a function of a `Shards` that gives named tensors or strings. Each rank holds its rows of
+the data, a process that is alone all of them.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import sys
 import traceback
 from collections.abc import Callable
@@ -16,12 +17,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+import lingp
+from lingp import likelihoods
 from lingp.inference.shards import OtherRankError, Shards
 
 Found = dict[str, Any]
-SIZES = (5, 3)  # rows of each rank
+SIZES = (7, 4)  # rows of each rank
 
 
 def rows(shards: Shards, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -60,6 +63,78 @@ def primitives(shards: Shards) -> Found:
     found["gathered"], found["own rows"] = whole, spread.gather_rows(spread.own_rows(whole))
     found["integers"] = spread.sum(torch.tensor([len(x)]))
     return found
+
+
+def network(num_outputs: int) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(num_outputs)
+        return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, num_outputs)).double()
+
+
+def data(shards: Shards, num_outputs: int, kind: str) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of this rank."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(sum(SIZES), 3, generator=generator, dtype=torch.float64)
+    noise = torch.randn(sum(SIZES), num_outputs, generator=generator, dtype=torch.float64)
+    f = network(num_outputs)(x).detach() + noise
+    y = {"values": f, "labels": f.argmax(-1), "counts": f.exp().round()}[kind]
+    if shards.alone:
+        return x, y
+    return x.split(SIZES)[shards.rank], y.split(SIZES)[shards.rank]
+
+
+X_TEST = torch.linspace(-2, 2, 9, dtype=torch.float64).view(3, 3)
+
+
+def results(gp: lingp.LinearizedGP, prefix: str = "") -> Found:
+    """Evidence, its gradient, and the posterior at three inputs."""
+    evidence = gp.log_marginal_likelihood()
+    free = {name: p for name, p in gp.named_hyperparameters() if p.requires_grad}
+    gradients = torch.autograd.grad(evidence, list(free.values()))
+    posterior = gp.posterior(X_TEST)
+    found = {
+        "evidence": evidence,
+        "mean": posterior.mean,
+        "covariance": posterior.covariance_matrix,
+    }
+    found |= {f"gradient in {name}": g for name, g in zip(free, gradients, strict=True)}
+    found["marginals"] = gp.predict(X_TEST).epistemic_variance
+    found["sample"] = gp.sample(X_TEST, 2, generator=seeded())
+    return {prefix + name: value for name, value in found.items()}
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(2)
+
+
+LIKELIHOODS: dict[str, tuple[Callable[[], Any], int, str]] = {
+    "one noise": (lambda: likelihoods.Gaussian(0.3), 2, "values"),
+    "noise per output": (
+        lambda: likelihoods.Gaussian(torch.tensor([0.2, 0.5], dtype=torch.float64)),
+        2,
+        "values",
+    ),
+    "labels": (likelihoods.Categorical, 3, "labels"),
+    "Student-t": (likelihoods.StudentT, 2, "values"),
+}
+
+
+def fitted(shards: Shards, likelihood: str, inference: Any, **options: Any) -> lingp.LinearizedGP:
+    make, num_outputs, kind = LIKELIHOODS[likelihood]
+    steps = torch.linspace(0.5, 2.0, 4, dtype=torch.float64)
+    gp = lingp.LinearizedGP(
+        network(num_outputs),
+        make(),
+        prior=options.pop("prior", None) or lingp.priors.Layerwise(steps, mean=0.05),
+        inference=inference,
+        process_group=shards.group,
+        **options,
+    )
+    return gp.fit(*data(shards, num_outputs, kind))
+
+
+def exact(shards: Shards, likelihood: str, mean: str) -> Found:
+    return results(fitted(shards, likelihood, "weight_space", mean=mean))
 
 
 def same_bits(shards: Shards) -> Found:
@@ -102,6 +177,13 @@ def message(act: Callable[[], object]) -> str:
 
 CASES: dict[str, Callable[[Shards], Found]] = {
     "primitives": primitives,
+    **{
+        f"weight space, {likelihood}, {mean}": functools.partial(
+            exact, likelihood=likelihood, mean=mean
+        )
+        for likelihood in LIKELIHOODS
+        for mean in ("network", "refit")
+    },
     "same bits": same_bits,
     "refusals": refusals,
 }
