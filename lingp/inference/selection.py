@@ -63,26 +63,16 @@ class ConditionalVariance:
     block
         C.
     max_points
-        How many candidates will be conditioned on at most, 1 to n.
+        How many candidates will be conditioned on at most.
 
     Attributes
     ----------
     prior, left
         (n,), trace of each candidate's block of K before and after conditioning. Where only
         rounding is left it is 0.
-
-    Raises
-    ------
-    ValueError
-        If `max_points` isn't from 1 to n.
     """
 
     def __init__(self, kernel: Tensor, block: int, max_points: int) -> None:
-        if not 1 <= max_points <= len(kernel) // block:
-            raise ValueError(
-                f"max_points: got {max_points}; expected 1 to {len(kernel) // block}, the number "
-                "of candidates"
-            )
         self.kernel, self.block = kernel, block
         self._factor = kernel.new_empty(max_points * block, len(kernel))
         self._rows = 0
@@ -131,7 +121,13 @@ def greedy(
         M at most; fewer are chosen where only rounding would be left.
     tolerance
         Stop at the first M whose residual trace is at most this share of the whole.
+
+    Raises
+    ------
+    ValueError
+        If `max_points` isn't from 1 to n.
     """
+    _check_count(kernel, block, max_points)
     variance = ConditionalVariance(kernel, block, max_points)
     chosen: list[int] = []
     residual: list[Tensor] = []
@@ -169,6 +165,7 @@ def kmeans_plus_plus(
         Draws for every point after the first, of which the one that leaves the smallest sum of
         squared distances is kept; 2 + log M by default, as in scikit-learn.
     """
+    _check_count(kernel, block, max_points)
     if num_trials is None:
         num_trials = 2 + int(math.log(max_points))
     order = _spread_out(kernel, block, num_trials, generator)
@@ -185,6 +182,7 @@ def random(
     generator: torch.Generator | None = None,
 ) -> Selection:
     """Any candidates, each as likely as the others; arguments as in `kmeans_plus_plus`."""
+    _check_count(kernel, block, max_points)
     order = random_order(len(kernel) // block, generator)
     return _in_order(iter(order.tolist()), kernel, block, max_points, tolerance)
 
@@ -193,6 +191,14 @@ def random_order(count: int, generator: torch.Generator | None = None) -> Tensor
     """A permutation of 0..count-1, drawn where the generator is."""
     device = "cpu" if generator is None else generator.device
     return torch.randperm(count, generator=generator, device=device)
+
+
+def _check_count(kernel: Tensor, block: int, max_points: int) -> None:
+    if not 1 <= max_points <= len(kernel) // block:
+        raise ValueError(
+            f"max_points: got {max_points}; expected 1 to {len(kernel) // block}, the number of "
+            "candidates"
+        )
 
 
 def _in_order(
