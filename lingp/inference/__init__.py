@@ -1,7 +1,8 @@
 """Inference on the whitened Jacobian: posteriors, evidence, hyperparameters."""
 
+from lingp.inference.automatic import InferenceChoice, choose_inference, flop_limit
 from lingp.inference.convergence import ConvergenceWarning
-from lingp.inference.cost import InferenceChoice, available_memory, choose_space
+from lingp.inference.cost import Workload
 from lingp.inference.data_term import DataTerm
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.function_space import FunctionSpace
@@ -12,8 +13,10 @@ from lingp.inference.hyperparameters import (
 )
 from lingp.inference.laplace import LinearizedLaplace, Mean, Sites, Solution
 from lingp.inference.leave_one_out import LeaveOneOut, leave_one_out
+from lingp.inference.memory import available_memory
 from lingp.inference.mode import Mode
 from lingp.inference.posterior import InferenceMethod, Posterior
+from lingp.inference.sparse import Sparse, SparsePosterior
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.validation import BoundaryWarning, ValidationResult, tune_on_validation
 from lingp.inference.weight_space import WeightSpace
@@ -35,11 +38,15 @@ __all__ = [
     "RoundingWarning",
     "Sites",
     "Solution",
+    "Sparse",
+    "SparsePosterior",
     "TrainingSet",
     "ValidationResult",
     "WeightSpace",
+    "Workload",
     "available_memory",
-    "choose_space",
+    "choose_inference",
+    "flop_limit",
     "leave_one_out",
     "optimize",
     "tune_on_validation",

@@ -1,172 +1,202 @@
-"""Weight space or function space: counted flops and bytes, and the choice between them."""
+"""Counted flops and bytes of the inference methods.
+
+All methods are counted for the same job: posteriors (several where curvature is iterated), the
+evidence, and covariances at as many rows as there are data. Multiplications of layers' factors are
+counted by the shapes of parameters, for one position: a matrix (out x in) takes in + C² out per
+pair of inputs, any other tensor at most C² times its size (see `lingp.operators.contractions`).
+"""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from functools import cached_property
 
-import torch
+from lingp.inference.memory import format_bytes
 
-Space = Literal["weight_space", "function_space"]
+_ITERATIONS = 30  # of CG with a preconditioner, to 1e-4, as measured on trained networks
+_PROBES = 16  # right-hand sides of the evidence
+_BLOCK = 16  # right-hand sides solved together, at least
+_CG_VECTORS = 8  # of the size of a right-hand side
+_SPARSE_SHARE = 0.75  # of memory; features of the data may be kept in the rest
+# N x C x C arrays alive while curvature is averaged over the posterior
+_SITE_ARRAYS = 16
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The job that methods are compared by.
+
+    Attributes
+    ----------
+    num_data, num_outputs
+        N and C.
+    num_columns
+        K, the rank of each datum's curvature root.
+    parameter_shapes
+        Of the L parameter tensors.
+    itemsize
+        Bytes of a number.
+    factor_bytes
+        Memory of the factors of all data.
+    num_posteriors
+        How many posteriors are made, each with other curvature.
+    averaged
+        Whether curvature is averaged over the posterior: each posterior then gives the covariance
+        at the data.
+    chunk_bytes
+        Memory of the dense pieces that data are streamed in.
+    """
+
+    num_data: int
+    num_outputs: int
+    num_columns: int
+    parameter_shapes: Sequence[Sequence[int]]
+    itemsize: int
+    factor_bytes: float = 0.0
+    num_posteriors: int = 1
+    averaged: bool = False
+    chunk_bytes: float = 0.0
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """P."""
+        return sum(math.prod(shape) for shape in self.parameter_shapes)
+
+    @property
+    def rows(self) -> float:
+        """N·C."""
+        return float(self.num_data * self.num_outputs)
+
+    @property
+    def weighted_rows(self) -> float:
+        """N·K, the rows of Φ."""
+        return float(self.num_data * self.num_columns)
+
+    @property
+    def num_covariances(self) -> int:
+        """How often covariances at N rows are computed."""
+        return 1 + self.averaged * self.num_posteriors
+
+    @cached_property
+    def pair_flops(self) -> float:
+        """Flops of a C x C block K(x, x')."""
+        squared = self.num_outputs**2
+        return 2.0 * sum(
+            shape[1] + squared * shape[0] if len(shape) == 2 else squared * math.prod(shape)
+            for shape in self.parameter_shapes
+        )
+
+    @property
+    def data_bytes(self) -> float:
+        """What any method holds per datum: outputs, residuals, curvature roots and covariances."""
+        per_row = 8 * self.num_outputs + 3 * self.num_outputs * self.num_columns
+        if self.averaged:
+            per_row += _SITE_ARRAYS * self.num_outputs**2
+        return float(self.num_data * per_row * self.itemsize)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one factorisation takes, with predictions for as many rows as there are data."""
+    """What a method takes for a workload.
+
+    Attributes
+    ----------
+    flops
+        Of the whole job.
+    bytes
+        At its peak.
+    tuning_bytes
+        The peak with a gradient of the evidence.
+    """
 
     flops: float
     bytes: float
+    tuning_bytes: float
 
     def __str__(self) -> str:
         return f"{self.flops:.1e} flops, {format_bytes(self.bytes)}"
 
 
-@dataclass(frozen=True)
-class InferenceChoice:
-    """Which space exact inference works in, and the numbers that decided it.
+def weight_space_cost(work: Workload) -> Cost:
+    """Jᵀ Λ J (P x P) and its Cholesky factor for each posterior, a solve for covariances.
 
-    Attributes
-    ----------
-    space
-        "weight_space", "function_space", or the name of the user's own method.
-    reason
-        One line with the numbers.
+    flops   posteriors (2 N·K P² + P³/3) + covariances N·C P²
+    bytes   5 P² and pieces; one more where curvature is averaged, 3 more for a gradient (measured)
     """
+    size = float(work.num_parameters)
+    flops = work.num_posteriors * (2 * work.weighted_rows * size**2 + size**3 / 3)
+    flops += work.num_covariances * work.rows * size**2
+    numbers = (5 + work.averaged) * size**2 + 3 * work.chunk_bytes / work.itemsize
+    return _cost(work, flops, numbers, 3 * size**2)
 
-    space: str
-    reason: str
 
-    def __str__(self) -> str:
-        return self.reason
+def function_space_cost(work: Workload) -> Cost:
+    """J Σ0 Jᵀ (N·C x N·C), a Cholesky factor (N·K x N·K) for each posterior, solves.
 
+    The symmetric kernel of the data is half the work of that with test rows; the first serves all
+    posteriors.
 
-def weight_space_cost(
-    num_data: int, num_outputs: int, num_columns: int, num_parameters: int, itemsize: int
-) -> Cost:
-    """Jᵀ Λ J (P x P), its Cholesky factor, and a triangular solve for as many test rows as data.
-
-    Four P x P matrices are alive at the peak.
+        flops   1½ N² pairs + posteriors (N·K)³/3 + covariances (N·K)² N·C
+        bytes   4 (N·C)² and the factors; one more where curvature is averaged, 3 more for a
+                gradient (measured)
     """
-    rows, size = float(num_data * num_outputs), float(num_parameters)
-    weighted = float(num_data * num_columns)
-    return Cost(2 * weighted * size**2 + size**3 / 3 + rows * size**2, 4 * size**2 * itemsize)
+    rows, weighted = work.rows, work.weighted_rows
+    flops = 1.5 * work.num_data**2 * work.pair_flops
+    flops += work.num_posteriors * weighted**3 / 3 + work.num_covariances * weighted**2 * rows
+    factors = work.factor_bytes / work.itemsize
+    return _cost(work, flops, (4 + work.averaged) * rows**2 + factors, 3 * rows**2)
 
 
-def function_space_cost(
-    num_data: int,
-    num_outputs: int,
-    num_columns: int,
-    parameter_shapes: Sequence[Sequence[int]],
-    itemsize: int,
-    factor_bytes: float,
-) -> Cost:
-    """J Σ0 Jᵀ (N·C x N·C), a Cholesky factor (N·K x N·K), a solve for as many test rows as data.
+def sparse_cost(work: Workload, num_inducing: int) -> Cost:
+    """Ψ = K(x, Z) L⁻ᵀ of all rows in chunks, A = I + Ψᵀ Λ Ψ (m x m) with m = M·C.
 
-    A matrix (d_out x d_in) takes N² d_in + (N·C)² d_out multiplications, any other tensor at most
-    (N·C)² times its size; the symmetric kernel of the data is half of that with test rows. Four
-    N·C x N·C matrices are alive at the peak, and the factors.
+    flops   (posteriors + covariances) (N·M pairs + N·C m²)        K(x, Z) and Ψ
+            + posteriors (2 N·K m² + m³/3) + covariances N·C m²    A, and Ψ* A⁻¹ Ψ*ᵀ
+            + M² pairs + m³/3                                      K(Z, Z)
+    bytes   4/3 of 8 m², the factors of Z, a chunk of factors and its pieces: a quarter of the
+            memory is for features that are kept; free of N
     """
-    n, rows, weighted = float(num_data), float(num_data * num_outputs), num_data * num_columns
-    cross = 0.0
-    for shape in parameter_shapes:
-        if len(shape) == 2:
-            cross += 2 * (n**2 * shape[1] + rows**2 * shape[0])
-        else:
-            cross += 2 * rows**2 * math.prod(shape)
-    flops = cross / 2 + weighted**3 / 3 + cross + weighted**2 * rows
-    return Cost(flops, 4 * rows**2 * itemsize + factor_bytes)
+    size = float(num_inducing * work.num_outputs)
+    passes = work.num_posteriors + work.num_covariances
+    flops = passes * (work.num_data * num_inducing * work.pair_flops + work.rows * size**2)
+    flops += work.num_posteriors * (2 * work.weighted_rows * size**2 + size**3 / 3)
+    flops += work.num_covariances * work.rows * size**2
+    flops += num_inducing**2 * work.pair_flops + size**3 / 3
+    factors = work.factor_bytes * num_inducing / work.num_data
+    numbers = 8 * size**2 + (factors + 4 * work.chunk_bytes) / work.itemsize
+    return _cost(work, flops, numbers / _SPARSE_SHARE, 4 * size**2)
 
 
-def choose_space(
-    requested: Literal["auto", "weight_space", "function_space"],
-    *,
-    num_data: int,
-    num_outputs: int,
-    parameter_shapes: Sequence[Sequence[int]],
-    itemsize: int,
-    factor_bytes: float,
-    memory: float,
-    num_columns: int | None = None,
-) -> InferenceChoice:
-    """Pick the space with fewer flops of those that fit in memory.
+def iterative_cost(work: Workload, num_inducing: int, dense: bool) -> Cost:
+    """Conjugate gradients on I + Φ Φᵀ, preconditioned by inducing points.
 
-    `num_columns` is K, the rank of each datum's curvature root; C by default.
+    Right-hand sides are the evidence's probes and every column of every covariance; 30 iterations
+    are assumed.
 
-    Raises
-    ------
-    MemoryError
-        If what was requested doesn't fit in `memory` bytes, with the numbers and what to do.
+        flops   iterations · right-hand sides · product,  product = 4 N P, or 2 (N·K)² with a dense
+                kernel; and the preconditioner's N·M pairs + 3 N·K m²
+        bytes   8 N·C + 2 P for each of 16 right-hand sides, pieces, N·K m twice for the
+                preconditioner; (N·C)² twice and the factors for a dense kernel
     """
-    num_parameters = sum(math.prod(shape) for shape in parameter_shapes)
-    columns = num_outputs if num_columns is None else num_columns
-    costs: dict[Space, Cost] = {
-        "weight_space": weight_space_cost(num_data, num_outputs, columns, num_parameters, itemsize),
-        "function_space": function_space_cost(
-            num_data, num_outputs, columns, parameter_shapes, itemsize, factor_bytes
-        ),
-    }
-    sizes = f"N·C = {num_data}·{num_outputs}, P = {num_parameters}"
-    counted = ", ".join(f"{_words(space)} {cost}" for space, cost in costs.items())
-    candidates = list(costs) if requested == "auto" else [requested]
-    fitting = [space for space in candidates if costs[space].bytes <= memory]
-    if not fitting:
-        raise MemoryError(
-            f"exact inference ({sizes}) needs more than the {format_bytes(memory)} of memory there "
-            f"is: {counted}. Raise memory_budget, choose fewer weights "
-            '(parameters="last_layer" or a name pattern), or use less data'
-        )
-    best = min(fitting, key=lambda space: costs[space].flops)
-    if requested != "auto":
-        why = "as asked"
-    elif len(fitting) == 1:
-        why = f"the other doesn't fit in {format_bytes(memory)}"
-    else:
-        why = f"fewer flops, fits in {format_bytes(memory)}"
-    return InferenceChoice(best, f"{_words(best)} ({why}): {sizes}; {counted}")
+    rows, weighted = work.rows, work.weighted_rows
+    size = float(num_inducing * work.num_outputs)
+    right = work.num_covariances * rows + _PROBES
+    product = 2 * weighted**2 if dense else 4.0 * work.num_data * work.num_parameters
+    flops = _ITERATIONS * right * (product + 4 * weighted * size)
+    flops += work.num_posteriors * (
+        work.num_data * num_inducing * work.pair_flops + 3 * weighted * size**2
+    )
+    if dense:
+        flops += 0.5 * work.num_data**2 * work.pair_flops
+    numbers = _BLOCK * (_CG_VECTORS * rows + 2 * work.num_parameters) + 2 * weighted * size
+    numbers += 3 * work.chunk_bytes / work.itemsize
+    if dense:
+        numbers += 2 * rows**2 + work.factor_bytes / work.itemsize
+    return _cost(work, flops, numbers, 0.0)
 
 
-def available_memory(device: torch.device) -> float:
-    """Bytes that can still be allocated on `device`, as far as the system tells."""
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    known = [m for m in (_system_memory(), _container_memory()) if m is not None]
-    return min(known, default=4.0 * 2**30)
-
-
-def _system_memory() -> float | None:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024.0 * int(line.split()[1])
-    except (OSError, ValueError):
-        pass  # not Linux
-    try:
-        return float(os.sysconf("SC_AVPHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return None
-
-
-def _container_memory() -> float | None:
-    """What the control group leaves, if it sets a limit."""
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = int((group / "memory.max").read_text())
-        return float(limit - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):  # no such group, or "max": no limit
-        return None
-
-
-def format_bytes(count: float) -> str:
-    """A number of bytes as people write it."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count / 1e3:.3g} kB"
-
-
-def _words(space: str) -> str:
-    return space.replace("_", " ")
+def _cost(work: Workload, flops: float, numbers: float, tuning: float) -> Cost:
+    count = numbers * work.itemsize + work.data_bytes
+    return Cost(flops, count, count + tuning * work.itemsize)

@@ -12,8 +12,10 @@ from lingp.inference import (
     InferenceMethod,
     TrainingSet,
     WeightSpace,
+    Workload,
     available_memory,
-    choose_space,
+    choose_inference,
+    flop_limit,
 )
 from lingp.likelihoods import Likelihood
 
@@ -62,14 +64,14 @@ def choose_method(
         return inference, InferenceChoice(name, f"{name} (as given)")
     with torch.no_grad():
         root = likelihood.curvature_root(training.targets[:1], training.outputs[:1])
-    choice = choose_space(
-        inference,
+    work = Workload(
         num_data=training.num_data,
         num_outputs=training.num_outputs,
         num_columns=root.rank,
         parameter_shapes=training.linearized.parameter_shapes,
         itemsize=training.outputs.element_size(),
         factor_bytes=training.factor_bytes,
-        memory=memory,
     )
+    limit = flop_limit(training.outputs.device)
+    choice = choose_inference(inference, work, memory=memory, limit=limit)
     return _SPACES[choice.space], choice

@@ -1,85 +1,85 @@
-"""The choice of space by counted flops and bytes, and what it says."""
+"""Counted flops and bytes of the methods, held to formulas and to what runs take."""
 
 from __future__ import annotations
 
-import math
+import dataclasses
 
 import pytest
-import torch
 
 from lingp.inference.cost import (
-    available_memory,
-    choose_space,
-    format_bytes,
+    Workload,
     function_space_cost,
+    iterative_cost,
+    sparse_cost,
     weight_space_cost,
 )
 
-SHAPES = [(50, 6), (50,), (1, 50), (1,)]  # P = 401
+# 10 data, 3 outputs, 2 columns of each curvature root; P = 25
+WORK = Workload(10, 3, 2, [(5, 4), (5,)], 8, factor_bytes=1000)
+# of a pair of inputs: the matrix 4 + 9·5, the vector at most 9·5
+PAIR = 2 * (4 + 45 + 45)
+HELD = 8 * 10 * (8 * 3 + 3 * 6)  # outputs and curvature roots
+AVERAGED = dataclasses.replace(WORK, num_posteriors=4, averaged=True)
+METHODS = {
+    "weight": weight_space_cost,
+    "function": function_space_cost,
+    "sparse": lambda work: sparse_cost(work, 2),
+    "iterative": lambda work: iterative_cost(work, 2, False),
+    "iterative, dense": lambda work: iterative_cost(work, 2, True),
+}
+every_method = pytest.mark.parametrize("cost", METHODS.values(), ids=METHODS)
 
 
-def choose(requested="auto", num_data=100, memory=1e9, shapes=SHAPES):
-    return choose_space(
-        requested,
-        num_data=num_data,
-        num_outputs=1,
-        parameter_shapes=shapes,
-        itemsize=8,
-        factor_bytes=0,
-        memory=memory,
+def test_weight_space_is_the_count():
+    cost = weight_space_cost(WORK)
+    assert cost.flops == pytest.approx(2 * 20 * 25**2 + 25**3 / 3 + 30 * 25**2)
+    assert cost.bytes == 5 * 25**2 * 8 + HELD
+    assert cost.tuning_bytes == 8 * 25**2 * 8 + HELD
+
+
+def test_function_space_is_the_count():
+    cost = function_space_cost(WORK)
+    assert cost.flops == pytest.approx(1.5 * 100 * PAIR + 20**3 / 3 + 20**2 * 30)
+    assert cost.bytes == 4 * 900 * 8 + 1000 + HELD
+
+
+def test_sparse_is_the_count():
+    cost = sparse_cost(WORK, 2)  # m = 6; one pass for A and one for predictions
+    passes = 2 * (10 * 2 * PAIR + 30 * 36)
+    assert cost.flops == pytest.approx(
+        passes + 2 * 20 * 36 + 6**3 / 3 + 30 * 36 + 4 * PAIR + 6**3 / 3
     )
+    assert cost.bytes == pytest.approx(
+        (8 * 36 * 8 + 200) / 0.75 + HELD
+    )  # two of ten inputs' factors
 
 
-def test_costs_are_the_counts():
-    # 10 data, 3 outputs, 2 columns of each curvature root
-    cost = weight_space_cost(10, 3, 2, 7, 8)
-    assert cost.flops == pytest.approx(2 * 20 * 49 + 7**3 / 3 + 30 * 49)
-    assert cost.bytes == 4 * 49 * 8
-    cost = function_space_cost(10, 3, 2, [(5, 4), (5,)], 8, 1000)
-    products = (100 * 4 + 900 * 5) + 900 * 5
-    assert cost.flops == pytest.approx(3 * products + 20**3 / 3 + 20**2 * 30)
-    assert cost.bytes == 4 * 900 * 8 + 1000
+def test_iterative_is_the_count():
+    each = 30 * (30 + 16)  # iterations and right-hand sides
+    setup = 10 * 2 * PAIR + 3 * 20 * 36
+    products = iterative_cost(WORK, 2, False)
+    assert products.flops == pytest.approx(each * (4 * 10 * 25 + 4 * 20 * 6) + setup)
+    assert products.bytes == (16 * (8 * 30 + 2 * 25) + 2 * 20 * 6) * 8 + HELD
+    dense = iterative_cost(WORK, 2, True)
+    assert dense.flops == pytest.approx(each * (2 * 20**2 + 4 * 20 * 6) + setup + 50 * PAIR)
+    assert dense.bytes == products.bytes + 2 * 900 * 8 + 1000
 
 
-def test_the_smaller_side_decides():
-    assert choose(num_data=100).space == "function_space"
-    assert choose(num_data=10_000).space == "weight_space"
+@every_method
+def test_averaged_curvature_takes_a_posterior_and_covariances_each_time(cost):
+    once, averaged = cost(WORK), cost(AVERAGED)
+    assert 2 * once.flops < averaged.flops < 5 * once.flops
+    assert averaged.bytes >= once.bytes + 16 * 90 * 8  # N x C x C arrays
 
 
-def test_the_reason_is_one_line_with_numbers():
-    reason = str(choose())
-    assert "\n" not in reason
-    assert "function space (fewer flops, fits in 1 GB)" in reason
-    assert "N·C = 100·1, P = 401" in reason
-    assert reason.count("flops,") == 3
+@every_method
+def test_pieces_of_the_data_take_memory_where_data_are_streamed(cost):
+    more = cost(dataclasses.replace(WORK, chunk_bytes=1000.0)).bytes - cost(WORK).bytes
+    assert more == 0 if cost is function_space_cost else more >= 3000
 
 
-def test_what_does_not_fit_is_not_chosen():
-    # with 2000 weights in one layer, function space of 1500 data takes more memory than allowed
-    choice = choose(num_data=100, memory=1e6, shapes=[(20, 100)])
-    assert choice.space == "function_space"
-    assert "doesn't fit" in choice.reason
-    with pytest.raises(MemoryError, match=r"function space .*flops.*last_layer"):
-        choose(num_data=10_000, memory=1e5)
-
-
-def test_a_request_is_kept_or_refused_with_numbers():
-    assert choose("weight_space").space == "weight_space"
-    assert "as asked" in choose("weight_space").reason
-    with pytest.raises(MemoryError, match=r"needs more than the 10 kB.*memory_budget"):
-        choose("weight_space", memory=1e4)
-
-
-def test_a_hundred_thousand_weights_in_weight_space_are_refused_before_they_are_tried():
-    """P x P would be 80 GB, four times over."""
-    with pytest.raises(MemoryError, match="320 GB"):
-        choose("weight_space", shapes=[(100_000, 1)], memory=32e9)
-
-
-def test_memory_is_known_and_readable():
-    memory = available_memory(torch.device("cpu"))
-    assert math.isfinite(memory)
-    assert memory > 1e6
-    assert [format_bytes(b) for b in (2e3, 3.5e6, 1.25e9, 7e12)] == [
-        "2 kB", "3.5 MB", "1.25 GB", "7 TB",
-    ]  # fmt: skip
+def test_memory_of_sparse_is_free_of_rows_but_for_what_is_held_per_row():
+    large = dataclasses.replace(WORK, num_data=1000, factor_bytes=100_000)
+    free = [sparse_cost(work, 2).bytes - work.data_bytes for work in (large, WORK)]
+    assert free[0] == pytest.approx(free[1])
+    assert sparse_cost(large, 2).flops < 101 * sparse_cost(WORK, 2).flops
