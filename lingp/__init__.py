@@ -5,6 +5,7 @@ linearised Laplace: predictions with error bars, the marginal likelihood, sample
 """
 
 from lingp import data, inference, kernels, likelihoods, linearization, models, operators, priors
+from lingp.inference import Sparse
 from lingp.kernels import NetworkMean, NTKernel
 from lingp.linearization import LinearizedNetwork, register_rule
 from lingp.models import JointPrediction, LeaveOneOutPrediction, LinearizedGP, Prediction
@@ -19,6 +20,7 @@ __all__ = [
     "NTKernel",
     "NetworkMean",
     "Prediction",
+    "Sparse",
     "__version__",
     "data",
     "inference",

@@ -1,0 +1,325 @@
+"""The sparse posterior: exact at Z = all data, the dense formulas at any other Z."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from laplace_cases import (
+    CASES,
+    KINDS,
+    dense_jacobian,
+    dense_reference,
+    hyperparameters,
+    make_laplace,
+)
+
+from lingp.inference import RoundingWarning
+from lingp.inference.inducing import InducingPoints, points_at
+from lingp.inference.sparse import BoundSparse, Sparse
+from lingp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
+from lingp.priors import Isotropic, Layerwise
+
+MEANS = ["network", "refit"]
+KEPT = [0, 1 << 30]
+
+
+def close(actual, expected, rtol=1e-8):
+    """Relative to the largest entry: small covariances are differences of large numbers."""
+    scale = float(expected.detach().abs().max())
+    torch.testing.assert_close(actual, expected, rtol=0, atol=rtol * scale)
+
+
+def sparse_laplace(net, x, y, prior, likelihood, mean, rows, columns=None, keep_bytes=0, **options):
+    """Laplace with inducing points at some training rows; chunks of a few rows."""
+    laplace = make_laplace(
+        net, x, y, prior, likelihood, "weight", mean, keep_bytes=keep_bytes, **options
+    )
+    linearized = laplace.training.linearized
+    points = points_at(linearized, x[rows].to(linearized.dtype), columns)
+    laplace.method = BoundSparse(points, keep_bytes)
+    return laplace
+
+
+def free(laplace):
+    return [*laplace.prior.parameters(), *laplace.likelihood.parameters()]
+
+
+def moments(laplace, x_test):
+    """Mean (n·C,), covariance and its diagonal blocks at test inputs."""
+    outputs, factors = laplace.training.linearized.factors(x_test)
+    posterior, shift = laplace.posterior(), laplace.weight_shift()
+    if shift is not None:
+        outputs = outputs + factors.matmul(shift.unsqueeze(-1)).squeeze(-1)
+    return (
+        outputs.reshape(-1),
+        posterior.covariance(factors),
+        posterior.marginal_covariance(factors),
+    )
+
+
+@pytest.mark.parametrize("keep_bytes", KEPT)
+@pytest.mark.parametrize("mean", MEANS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_all_data_as_inducing_points_are_exact(case, kind, mean, keep_bytes):
+    net, x, y, x_test = case.build()
+    prior, likelihood = hyperparameters(kind, case.num_outputs)
+    laplace = sparse_laplace(net, x, y, prior, likelihood, mean, slice(None), keep_bytes=keep_bytes)
+    dense = dense_reference(net, x, y, x_test, prior, likelihood, mean)
+
+    evidence = laplace.log_marginal_likelihood()
+    close(evidence, dense.log_evidence)
+    gradients = torch.autograd.grad(evidence, free(laplace))
+    expected = torch.autograd.grad(dense.log_evidence, free(laplace))
+    for actual, wanted in zip(gradients, expected, strict=True):
+        close(actual, wanted)
+
+    mean_found, covariance, blocks = moments(laplace, x_test)
+    close(mean_found, dense.mean.detach())
+    close(covariance, dense.covariance.detach())
+    shape = (len(x_test), case.num_outputs) * 2
+    close(blocks, torch.einsum("ncnd->ncd", dense.covariance.detach().view(shape)))
+
+
+def test_more_rows_than_weights_are_exact_too():
+    # K(Z, Z) has rank P < N·C: rounding of its null space must not show
+    case = CASES[1]
+    net, x, y, x_test = case.build(num_data=40)
+    prior, likelihood = hyperparameters("isotropic/scalar", case.num_outputs)
+    laplace = sparse_laplace(net, x, y, prior, likelihood, "refit", slice(None))
+    assert laplace.training.outputs.numel() > laplace.training.num_parameters
+    dense = dense_reference(net, x, y, x_test, prior, likelihood, "refit")
+    mean, covariance, _ = moments(laplace, x_test)
+    close(laplace.log_marginal_likelihood(), dense.log_evidence)
+    close(mean, dense.mean.detach())
+    close(covariance, dense.covariance.detach())
+
+
+@pytest.mark.parametrize("mean", MEANS)
+@pytest.mark.parametrize("sites", ["mean", "network", "expected"])
+@pytest.mark.parametrize(
+    ("likelihood", "num_outputs"),
+    [(Categorical(), 3), (Bernoulli(), 1), (Poisson(), 1)],
+    ids=["categorical", "bernoulli", "poisson"],
+)
+def test_any_likelihood_is_exact_at_all_data(likelihood, num_outputs, sites, mean):
+    case = next(c for c in CASES if c.depth == 2 and c.num_outputs == num_outputs)
+    net, x, _, x_test = case.build()
+    generator = torch.Generator().manual_seed(0)
+    highest = num_outputs if num_outputs > 1 else 2
+    y = torch.randint(highest, (len(x), 1), generator=generator).double()
+    found = []
+    for space in ("function", "sparse"):
+        if space == "sparse":
+            laplace = sparse_laplace(
+                net, x, y, Layerwise(0.7), likelihood, mean, slice(None), sites=sites
+            )
+        else:
+            laplace = make_laplace(net, x, y, Layerwise(0.7), likelihood, space, mean, sites=sites)
+        evidence = laplace.log_marginal_likelihood()
+        gradients = torch.autograd.grad(evidence, list(laplace.prior.parameters()))
+        found.append((evidence, *gradients, *moments(laplace, x_test)))
+    for actual, wanted in zip(found[1], found[0], strict=True):
+        close(actual, wanted.detach(), rtol=1e-7 if sites == "expected" else 1e-8)
+
+
+def dense_sparse(net, x, y, x_test, prior, noise, mean, rows):
+    """The textbook formulas for rows J_Z of the Jacobian, with explicit inverses."""
+    jacobian, jacobian_test = dense_jacobian(net, x), dense_jacobian(net, x_test)
+    sizes = torch.tensor([p.numel() for p in net.parameters()])
+    variances = prior.variances().repeat_interleave(sizes)
+    weights = torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+    outputs, outputs_test = net(x).detach().reshape(-1), net(x_test).detach().reshape(-1)
+    noise = noise.expand(y.shape).reshape(-1)
+    inducing = jacobian[rows]
+    middle = torch.linalg.inv((inducing * variances) @ inducing.mT)
+    cross, cross_test = ((j * variances) @ inducing.mT for j in (jacobian, jacobian_test))
+    nystroem = cross @ middle @ cross.mT
+    kernel = (jacobian * variances) @ jacobian.mT
+    trace = ((kernel - nystroem).diagonal() / noise).sum()
+    scatter = torch.linalg.inv(torch.linalg.inv(middle) + cross.mT @ (cross / noise[:, None]))
+    covariance = (jacobian_test * variances) @ jacobian_test.mT
+    covariance = covariance - cross_test @ (middle - scatter) @ cross_test.mT
+    if mean == "network":
+        fit = (
+            -0.5 * ((y.reshape(-1) - outputs).square() / noise + (2 * math.pi * noise).log()).sum()
+            - 0.5 * ((weights - prior.mean).square() / variances).sum()
+            - 0.5 * torch.logdet(torch.eye(len(y.reshape(-1))).double() + nystroem / noise[:, None])
+        )
+        return fit - 0.5 * trace, outputs_test, covariance
+    deviation = prior.mean - weights
+    rest = y.reshape(-1) - outputs - jacobian @ deviation
+    total = nystroem + torch.diag(noise)
+    solved = torch.linalg.solve(total, rest)
+    evidence = -0.5 * (rest @ solved + torch.logdet(total) + len(rest) * math.log(2 * math.pi))
+    means = outputs_test + jacobian_test @ deviation + cross_test @ middle @ (cross.mT @ solved)
+    return evidence - 0.5 * trace, means, covariance
+
+
+@pytest.mark.parametrize("keep_bytes", KEPT)
+@pytest.mark.parametrize("points", ["inputs", "pairs"])
+@pytest.mark.parametrize("mean", MEANS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_fewer_inducing_points_follow_the_dense_formulas(kind, mean, points, keep_bytes):
+    case = CASES[3]
+    net, x, y, x_test = case.build()
+    prior, likelihood = hyperparameters(kind, 3)
+    inputs = torch.tensor([1, 4, 10])
+    columns = torch.tensor([0, 4, 5, 8]) if points == "pairs" else None
+    laplace = sparse_laplace(
+        net, x, y, prior, likelihood, mean, inputs, columns, keep_bytes=keep_bytes
+    )
+    rows = (inputs[:, None] * 3 + torch.arange(3)).flatten()
+    rows = rows if columns is None else rows[columns]
+    noise = likelihood.noise
+    wanted, means, covariance = dense_sparse(net, x, y, x_test, prior, noise, mean, rows)
+
+    evidence = laplace.log_marginal_likelihood()
+    close(evidence, wanted)
+    found = torch.autograd.grad(evidence, free(laplace))
+    expected = torch.autograd.grad(wanted, free(laplace))
+    for actual, gradient in zip(found, expected, strict=True):
+        close(actual, gradient)
+    actual_mean, actual_covariance, blocks = moments(laplace, x_test)
+    close(actual_mean, means.detach())
+    close(actual_covariance, covariance.detach())
+    shape = (len(x_test), 3) * 2
+    close(blocks, torch.einsum("ncnd->ncd", covariance.detach().view(shape)))
+
+
+def test_the_bound_grows_with_the_inducing_points_and_stays_below_the_evidence():
+    net, x, y, x_test = CASES[2].build(num_data=25)
+    values = []
+    for count in (1, 3, 8, 15, 25):
+        prior, likelihood = hyperparameters("isotropic/scalar", 1)
+        laplace = sparse_laplace(net, x, y, prior, likelihood, "refit", slice(0, count))
+        values.append(laplace.log_marginal_likelihood().item())
+    exact = dense_reference(net, x, y, x_test, prior, likelihood, "refit").log_evidence.item()
+    assert values == sorted(values)
+    assert values[-2] < exact
+    assert values[-1] == pytest.approx(exact, rel=1e-8)
+
+
+def test_far_from_the_data_the_prior_variance_survives():
+    net, x, y, _ = CASES[2].build(num_data=25)
+    prior, likelihood = hyperparameters("isotropic/scalar", 1)
+    laplace = sparse_laplace(net, x, y, prior, likelihood, "network", slice(0, 5))
+    x_far = 20 * x[:6].roll(1, 0)
+    _, covariance, _ = moments(laplace, x_far)
+    exact = dense_reference(net, x, y, x_far, prior, likelihood, "network").covariance.diagonal()
+    assert bool((covariance.diagonal() > 0.9 * exact).all())
+    # the features alone, as a Nyström method has them, know nothing of what they don't span
+    posterior = laplace.posterior()
+    rows = posterior.features.at(laplace.training.linearized.factors(x_far)[1])
+    alone = posterior._informed(rows).flatten()
+    assert bool((alone < 0.5 * exact).any())
+
+
+def test_the_refitted_mean_is_the_optimum_within_the_span():
+    case = next(c for c in CASES if c.name == "mlp2-C3")
+    net, x, _, _ = case.build()
+    y = torch.arange(len(x)).remainder(3).double().unsqueeze(1)
+    laplace = sparse_laplace(net, x, y, Isotropic(0.7), Categorical(), "refit", [0, 3, 7])
+    mode = laplace.mode()
+    assert mode.converged
+    jacobian = dense_jacobian(net, x)
+    inducing = jacobian.view(12, 3, -1)[[0, 3, 7]].flatten(0, 1) / 0.7**0.5
+    basis = torch.linalg.qr(inducing.mT).Q  # (P, m): the span, in whitened weights
+    e = laplace.prior_deviation() + laplace._features().weights(mode.e.unsqueeze(-1)).squeeze(-1)
+    whitened = (e - laplace.prior_deviation()) * 0.7**0.5
+    close(basis @ (basis.mT @ whitened), whitened)
+    residual = Categorical().residual(y, mode.outputs).reshape(-1)
+    gradient = jacobian.mT @ residual / 0.7**0.5 - whitened
+    assert (basis.mT @ gradient).norm() < 1e-6 * gradient.norm()
+
+
+@pytest.mark.parametrize("columns", [None, torch.tensor([0, 4, 5])])
+def test_samples_have_the_posterior_covariance(columns):
+    net, x, y, x_test = CASES[3].build()
+    prior, likelihood = hyperparameters("layerwise/scalar", 3)
+    laplace = sparse_laplace(net, x, y, prior, likelihood, "network", [1, 4], columns)
+    posterior, num = laplace.posterior(), 20000
+    _, factors = laplace.training.linearized.factors(x_test)
+    draws = posterior.sample(num, torch.Generator().manual_seed(0))
+    f = factors.matmul(posterior.scale.unsqueeze(-1) * draws).flatten(0, 1)
+    covariance = posterior.covariance(factors)
+    error = f @ f.mT / num - covariance
+    scale = covariance.diagonal().sqrt()
+    # an entry's standard error is at most sqrt(2 / num) of the two deviations' product
+    assert (error / scale / scale.unsqueeze(-1)).abs().max() < 5 * math.sqrt(2 / num)
+
+
+def test_training_covariance_is_that_of_the_training_inputs():
+    net, x, y, _ = CASES[3].build()
+    prior, likelihood = hyperparameters("isotropic/scalar", 3)
+    laplace = sparse_laplace(net, x, y, prior, likelihood, "network", [1, 4, 10])
+    close(laplace.posterior().training_covariance(), moments(laplace, x)[2])
+
+
+def test_float32_is_as_good_as_float32():
+    net, x, y, x_test = CASES[2].build()
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        prior, likelihood = hyperparameters("isotropic/scalar", 1)
+        laplace = sparse_laplace(net, x, y, prior, likelihood, "refit", slice(0, 6), dtype=dtype)
+        mean, covariance, _ = moments(laplace, x_test.to(dtype))
+        assert covariance.dtype == dtype
+        found.append((mean.double(), covariance.double()))
+    # rounding of I + Ψᵀ Λ Ψ, whose largest eigenvalue is about 1e3 here
+    for single, double in zip(found[1], found[0], strict=True):
+        close(single, double, rtol=1e-3)
+
+
+def test_past_the_rounding_limit_the_factor_comes_from_a_qr():
+    net, x, y, _ = CASES[2].build()
+    prior, likelihood = Isotropic(1e-9), Gaussian(1e-7)
+    laplace = sparse_laplace(net, x, y, prior, likelihood, "network", slice(0, 6))
+    with pytest.warns(RoundingWarning):
+        posterior = laplace.solution().posterior
+    found = posterior.log_determinant()
+    jacobian = dense_jacobian(net, x)
+    basis = torch.linalg.qr(jacobian[:6].mT).Q
+    singular = torch.linalg.svdvals(jacobian @ basis).log()
+
+    def reference(prior_scale, noise):
+        return (2 * singular + prior_scale.log() - noise.log()).exp().log1p().sum()
+
+    expected = reference(1 / prior.precision, likelihood.noise)
+    # L of K(Z, Z) has half of the digits for the smallest singular values
+    close(found, expected, rtol=1e-6)
+    gradients = torch.autograd.grad(found, free(laplace))
+    wanted = torch.autograd.grad(expected, free(laplace))
+    for actual, gradient in zip(gradients, wanted, strict=True):
+        close(actual, gradient, rtol=1e-6)
+
+
+def test_copies_among_the_inducing_points_change_nothing():
+    net, x, y, x_test = CASES[3].build()
+    found = []
+    for rows in ([1, 4, 10], [1, 4, 4, 10, 1]):
+        prior, likelihood = hyperparameters("isotropic/scalar", 3)
+        laplace = sparse_laplace(net, x, y, prior, likelihood, "refit", rows)
+        found.append((laplace.log_marginal_likelihood().detach(), *moments(laplace, x_test)))
+    for actual, wanted in zip(found[1], found[0], strict=True):
+        close(actual, wanted)
+
+
+def test_options_that_exclude_each_other_are_refused():
+    with pytest.raises(ValueError, match="num_inducing: has no meaning"):
+        Sparse(num_inducing=3, inducing=torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="points: has no meaning"):
+        Sparse(points="pairs", inducing=torch.zeros(2, 3))
+
+
+def test_binding_chooses_points_and_says_how():
+    net, x, y, _ = CASES[3].build()
+    prior, likelihood = hyperparameters("isotropic/scalar", 3)
+    laplace = make_laplace(net, x, y, prior, likelihood, "weight")
+    bound = Sparse(num_inducing=4).bind(laplace.training, prior, 1e9)
+    assert isinstance(bound.points, InducingPoints)
+    assert bound.points.num_points == 12
+    assert str(bound).startswith("12 inducing points at 4 inputs, greedy among 12 of 12")
+    given = Sparse(inducing=x[:2]).bind(laplace.training, prior, 1e9)
+    assert str(given) == "6 inducing points as given"
