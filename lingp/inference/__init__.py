@@ -1,6 +1,6 @@
 """Inference on the whitened Jacobian: posteriors, evidence, hyperparameters."""
 
-from lingp.inference.automatic import InferenceChoice, choose_inference, flop_limit
+from lingp.inference.automatic import InferenceChoice, Space, choose_inference, flop_limit
 from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.cost import Workload
 from lingp.inference.data_term import DataTerm
@@ -38,6 +38,7 @@ __all__ = [
     "RoundingWarning",
     "Sites",
     "Solution",
+    "Space",
     "Sparse",
     "SparsePosterior",
     "TrainingSet",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,8 +23,9 @@ from lingp.inference.memory import format_bytes
 Space = Literal["weight_space", "function_space", "sparse", "iterative"]
 SPACES: tuple[Space, ...] = ("weight_space", "function_space", "sparse", "iterative")
 
-MOST_INDUCING = 1024
-"""Most inducing points m = M·C that are chosen here; ask for more with `Sparse(num_inducing)`."""
+MOST_INDUCING = 1000
+"""Most inducing points m = M·C that are chosen here, at 32 inputs or more, as by `Sparse()`."""
+_FEWEST_INPUTS = 32
 
 _FEWEST_INDUCING = 64  # fewer save no time worth having
 
@@ -70,13 +71,14 @@ def choose_inference(
     *,
     memory: float,
     limit: float = math.inf,
+    among: Sequence[Space] = SPACES,
 ) -> InferenceChoice:
     """Pick a method that fits in memory: quality first, in bounded time.
 
     1. The exact space of fewer flops, if these are within `limit` or no more than those of sparse
        inference; else the other one.
     2. Iterative inference, within `limit`.
-    3. Sparse inference, with as many inducing points, up to m = M·C = 1024, as memory and `limit`
+    3. Sparse inference, with as many inducing points, up to m = M·C = 1000, as memory and `limit`
        allow.
     4. Whatever fits, by flops.
 
@@ -93,6 +95,8 @@ def choose_inference(
         Bytes that may be used.
     limit
         Flops, see `flop_limit`.
+    among
+        Methods that "auto" may choose.
 
     Raises
     ------
@@ -112,7 +116,7 @@ def choose_inference(
     }
     sizes = f"N·C = {work.num_data}·{work.num_outputs}, P = {work.num_parameters}"
     if requested == "auto":
-        found = _best(costs, memory, limit)
+        found = _best(costs, among, memory, limit)
     else:
         fits = costs[requested].bytes <= memory
         found = (requested, "as asked") if fits else None
@@ -126,35 +130,39 @@ def choose_inference(
     return InferenceChoice(space, reason, points, costs[space].tuning_bytes)
 
 
-def _best(costs: dict[Space, Cost], memory: float, limit: float) -> tuple[Space, str] | None:
+def _best(
+    costs: dict[Space, Cost], among: Sequence[Space], memory: float, limit: float
+) -> tuple[Space, str] | None:
     """The method by the rules above, and why; None if none fits."""
     passed: list[str] = []
     exact = sorted(SPACES[:2], key=lambda space: costs[space].flops)
-    most = {space: max(limit, costs["sparse"].flops) for space in exact}
-    most.update(iterative=limit, sparse=math.inf)
+    most: dict[Space, float] = {space: max(limit, costs["sparse"].flops) for space in exact}
+    most |= {"iterative": limit, "sparse": math.inf}
     fits = f"fits in {format_bytes(memory)}"
     for space in most:
+        if space not in among:
+            continue
         if costs[space].tuning_bytes > memory:
             passed.append(f"{_words(space)} doesn't fit")
         elif costs[space].flops > most[space]:
             passed.append(f"{_words(space)} takes more than {limit:.0e} flops")
         else:
             return space, ", ".join([*passed, fits])
-    fitting = [space for space in SPACES if costs[space].tuning_bytes <= memory]
+    fitting = [space for space in among if costs[space].tuning_bytes <= memory]
     if not fitting:
         return None
     return min(fitting, key=lambda space: costs[space].flops), f"the only one that {fits}"
 
 
 def _most_inducing(work: Workload, cost: Callable[[int], Cost], memory: float, limit: float) -> int:
-    """The largest M up to m = 1024 that memory and flops allow; at least one."""
+    """The largest M that memory and flops allow; at least one."""
 
     def allowed(inducing: int) -> bool:
         found = cost(inducing)
         few = inducing * work.num_outputs <= _FEWEST_INDUCING
         return found.tuning_bytes <= memory and (few or found.flops <= limit)
 
-    most = min(work.num_data, max(1, MOST_INDUCING // work.num_outputs))
+    most = min(work.num_data, max(_FEWEST_INPUTS, MOST_INDUCING // work.num_outputs))
     # costs grow with M: the first one that is not allowed, by bisection
     return max(1, bisect_left(range(1, most + 1), True, key=lambda m: not allowed(m)))
 

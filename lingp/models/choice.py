@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+import sys
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 
@@ -10,6 +12,10 @@ from lingp.inference import (
     FunctionSpace,
     InferenceChoice,
     InferenceMethod,
+    Mean,
+    Sites,
+    Space,
+    Sparse,
     TrainingSet,
     WeightSpace,
     Workload,
@@ -17,31 +23,43 @@ from lingp.inference import (
     choose_inference,
     flop_limit,
 )
-from lingp.likelihoods import Likelihood
+from lingp.likelihoods import Likelihood, QuadraticLikelihood
+from lingp.priors import Prior
 
-Inference = Literal["auto", "weight_space", "function_space"] | InferenceMethod
 
-_SPACES: dict[str, InferenceMethod] = {
-    "weight_space": WeightSpace,
-    "function_space": FunctionSpace,
-}
+@runtime_checkable
+class Bindable(Protocol):
+    """Options of inference that become a method once the data are known, as `Sparse`."""
+
+    def bind(self, training: TrainingSet, prior: Prior, memory: float) -> InferenceMethod:
+        """The method for these data within `memory` bytes."""
+        ...
+
+
+Inference = Literal["auto"] | Space | InferenceMethod | Bindable
+
+_NUM_AVERAGED = 8  # posteriors until curvature is its own average, as measured on classifiers
+_NUM_NEWTON = 10  # posteriors on the way to a mode
 _MEMORY_SHARE = 0.8  # of what is free, when the user names no budget
 _DENSE_SHARE = 1 / 8  # of the budget, for pieces that are written out
 _DENSE_LIMIT = 1 << 28  # bytes; larger pieces are no faster
 
 
 def check_inference(inference: Inference) -> None:
-    """Raise unless `inference` is a name or can be called."""
-    if not callable(inference) and inference not in ("auto", *_SPACES):
-        raise ValueError(
-            f'inference: expected "auto", "weight_space", "function_space" or an inference '
-            f"object, got {inference!r}"
-        )
+    """Raise unless `inference` is a name, can be bound to data or can be called."""
+    names = ("auto", *get_args(Space))
+    if isinstance(inference, type) and issubclass(inference, Sparse):
+        raise ValueError(f"inference: got the class {inference.__name__}; give an object of it")
+    if not (callable(inference) or isinstance(inference, Bindable) or inference in names):
+        listed = ", ".join(f'"{name}"' for name in names)
+        raise ValueError(f"inference: expected {listed} or an inference object, got {inference!r}")
 
 
-def memory_for(budget: int | None, device: torch.device) -> float:
-    """Bytes that may be used: the user's budget, or a share of what is free."""
-    return float(budget) if budget is not None else _MEMORY_SHARE * available_memory(device)
+def memory_for(budget: int | None, device: torch.device, held: float = 0.0) -> float:
+    """Bytes that may be used: the user's budget, or a share of what is free or `held` already."""
+    if budget is not None:
+        return float(budget)
+    return _MEMORY_SHARE * (available_memory(device) + held)
 
 
 def dense_bytes(memory: float) -> int:
@@ -50,9 +68,30 @@ def dense_bytes(memory: float) -> int:
 
 
 def choose_method(
-    inference: Inference, training: TrainingSet, likelihood: Likelihood, memory: float
+    inference: Inference,
+    training: TrainingSet,
+    prior: Prior,
+    likelihood: Likelihood,
+    memory: float,
+    *,
+    mean: Mean = "network",
+    sites: Sites = "mean",
 ) -> tuple[InferenceMethod, InferenceChoice]:
     """The inference method for this training set and likelihood, and why.
+
+    Factors that the training set keeps are given back where the chosen method streams data and has
+    no memory beside them.
+
+    Parameters
+    ----------
+    inference
+        A name, options or a method.
+    training, prior, likelihood
+        The model; `prior` is bound to the network.
+    memory
+        Bytes that may be used, kept factors included.
+    mean, sites
+        As `LinearizedLaplace` has them: how many posteriors will be made.
 
     Raises
     ------
@@ -61,17 +100,56 @@ def choose_method(
     """
     if not isinstance(inference, str):
         name = getattr(inference, "__name__", type(inference).__name__)
+        if isinstance(inference, Bindable):
+            method = inference.bind(training, prior, memory - _held(training))
+            return method, InferenceChoice(name, f"{name} (as given): {method}")
         return inference, InferenceChoice(name, f"{name} (as given)")
+    choice = choose_inference(
+        inference,
+        workload(training, likelihood, memory, mean, sites),
+        memory=memory,
+        limit=flop_limit(training.outputs.device) if inference == "auto" else math.inf,
+        among=("weight_space", "function_space", "sparse"),
+    )
+    if choice.space == "function_space":
+        return FunctionSpace, choice
+    if choice.bytes + _held(training) > memory:
+        training.release_factors()
+    if choice.space == "weight_space":
+        return WeightSpace, choice
+    # inducing points that are the same each time, without a draw from the global source
+    generator = torch.Generator().manual_seed(0)
+    options = Sparse(choice.num_inducing, generator=generator)
+    return options.bind(training, prior, memory - _held(training)), choice
+
+
+def workload(
+    training: TrainingSet, likelihood: Likelihood, memory: float, mean: Mean, sites: Sites
+) -> Workload:
+    """What inference will have to do."""
     with torch.no_grad():
         root = likelihood.curvature_root(training.targets[:1], training.outputs[:1])
-    work = Workload(
+    quadratic = isinstance(likelihood, QuadraticLikelihood)
+    averaged = sites == "expected" and not quadratic
+    newton = mean == "refit" and not quadratic
+    return Workload(
         num_data=training.num_data,
         num_outputs=training.num_outputs,
         num_columns=root.rank,
         parameter_shapes=training.linearized.parameter_shapes,
         itemsize=training.outputs.element_size(),
         factor_bytes=training.factor_bytes,
+        num_posteriors=_NUM_AVERAGED if averaged else _NUM_NEWTON if newton else 1,
+        averaged=averaged,
+        chunk_bytes=dense_bytes(memory),
     )
-    limit = flop_limit(training.outputs.device)
-    choice = choose_inference(inference, work, memory=memory, limit=limit)
-    return _SPACES[choice.space], choice
+
+
+def announce(choice: InferenceChoice) -> None:
+    """Say what was chosen, where progress bars go."""
+    sys.stderr.write(f"inference: {choice}\n")
+
+
+def _held(training: TrainingSet) -> float:
+    """Memory of the factors that are kept."""
+    return training.factor_bytes if training.factors_kept else 0.0

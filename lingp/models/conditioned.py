@@ -15,7 +15,14 @@ from lingp.inference.shards import Shards
 from lingp.likelihoods import Likelihood, as_likelihood
 from lingp.linearization import LinearizedNetwork, ParameterSelection
 from lingp.models.agreement import check_ranks
-from lingp.models.choice import Inference, check_inference, choose_method, dense_bytes, memory_for
+from lingp.models.choice import (
+    Inference,
+    announce,
+    check_inference,
+    choose_method,
+    dense_bytes,
+    memory_for,
+)
 from lingp.models.class_weights import ClassWeight
 from lingp.models.fitting import FittedData, Missing
 from lingp.priors import Prior, as_prior
@@ -161,6 +168,8 @@ class ConditionedNetwork:
         )
         check_ranks(self.shards, data.training, self.prior, self.likelihood, self._options())
         self._condition(data)
+        if progress and self.inference == "auto" and self.shards.rank == 0:
+            announce(self.inference_choice)
         return self
 
     def add_data(self, X: Any, y: Any = None, *, sample_weight: Any = None) -> Self:
@@ -198,8 +207,16 @@ class ConditionedNetwork:
 
     def _condition(self, data: FittedData) -> None:
         """Choose inference for these data and start from nothing."""
+        self.prior = as_prior(self.prior).bind(self.linearized.parameter_names)
+        held = data.training.factor_bytes if data.training.factors_kept else 0
         method, choice = choose_method(
-            self.inference, data.training, data.likelihood, self._memory()
+            self.inference,
+            data.training,
+            self.prior,
+            data.likelihood,
+            memory_for(self.memory_budget, self.linearized.device, held),
+            mean=self._mean,
+            sites=self.sites,
         )
         self._laplace = LinearizedLaplace(
             data.training, self.prior, data.likelihood, method, self._mean, self.sites

@@ -82,7 +82,7 @@ def test_sparse_has_as_many_inducing_points_as_memory_and_flops_allow():
         return choice.num_inducing
 
     most = inducing(memory=4e9, limit=1e18)
-    assert most == 102  # m = 1020 of at most 1024
+    assert most == 100
     job = work(60_000, 10, LARGE)
     small = sparse_cost(job, 50)
     assert inducing(memory=small.tuning_bytes, limit=1e18) == 50
@@ -90,9 +90,11 @@ def test_sparse_has_as_many_inducing_points_as_memory_and_flops_allow():
     assert inducing(memory=4e9, limit=0.0) == 6  # a useful number, m = 60 of 64, takes its time
 
 
-def test_more_outputs_than_inducing_points_are_one_input():
+def test_many_outputs_have_few_inducing_inputs():
     choice = choose(num_data=10**6, num_outputs=2000, shapes=LARGE, memory=1e14)
     assert (choice.space, choice.num_inducing) == ("sparse", 1)
+    choice = choose(num_data=10**6, num_outputs=100, shapes=LARGE, memory=1e14, limit=1e18)
+    assert (choice.space, choice.num_inducing) == ("sparse", 32)
 
 
 def test_nothing_fits():
