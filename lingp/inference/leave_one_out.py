@@ -24,9 +24,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lingp.inference.cost import available_memory
+from lingp.inference.memory import available_memory
 from lingp.inference.data_term import DataTerm
 from lingp.inference.factorize import OutOfRangeError
+from lingp.inference.features import WhitenedJacobian
 from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.scaled_spectrum import ScaledRows, ScaledSpectrum, works_in_a_space
 from lingp.inference.spectrum import CommonScales, has_spectral_evidence
@@ -77,12 +78,32 @@ class LeaveOneOut:
 
 
 def leave_one_out(laplace: LinearizedLaplace) -> LeaveOneOut:
-    """Cavity moments at the current hyperparameters, differentiable in them in grad mode."""
+    """Cavity moments at the current hyperparameters, differentiable in them in grad mode.
+
+    Raises
+    ------
+    ValueError
+        If the data are spread over processes.
+    """
+    _refuse_shards(laplace)
     data, solution = laplace.data_term, laplace.solution()
     outputs, root = solution.outputs, solution.posterior.root.dense()
     covariance, inner = training_covariance(solution.posterior, root)
     mean, without = cavity(outputs, covariance, root, data.residual(outputs), inner)
+    with torch.no_grad():
+        posterior = solution.posterior
+        if not isinstance(posterior.features, WhitenedJacobian):
+            # what features leave out of the prior is there whatever the data are
+            without = without + (posterior.training_covariance() - covariance.detach())
     return LeaveOneOut(mean, without, data)
+
+
+def _refuse_shards(laplace: LinearizedLaplace) -> None:
+    if not laplace.training.shards.alone:
+        raise ValueError(
+            "leave_one_out: not available with a process_group; use the evidence, validation "
+            "data, or one process"
+        )
 
 
 def cavity(
@@ -172,6 +193,7 @@ class SpectralLeaveOneOut:
 
 def spectral_leave_one_out(laplace: LinearizedLaplace) -> SpectralLeaveOneOut | None:
     """One eigendecomposition for any scales, where they are all that is free and memory allows."""
+    _refuse_shards(laplace)
     if not (works_in_a_space(laplace) and has_spectral_evidence(laplace)):
         return None
     training = laplace.training

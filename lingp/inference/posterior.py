@@ -84,6 +84,14 @@ class Posterior(ABC):
         ]
         return torch.cat(blocks)
 
+    def informed_covariance(self) -> Tensor:
+        """F_n (I + Φᵀ Φ)⁻¹ F_nᵀ at every training datum, (N x C x C).
+
+        That is `training_covariance` for exact methods; else without what features leave out of the
+        prior, of which the data say nothing.
+        """
+        return self.training_covariance()
+
     @abstractmethod
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draws of whitened weights, (P x num_samples)."""

@@ -1,4 +1,4 @@
-"""The posterior covariance of the outputs at each training datum, differentiable.
+"""What the data inform of the outputs' covariance at each training datum, differentiable.
 
 With the posterior covariance E of the weights, C = J E Jᵀ of all outputs, and the gradient M of
 some function in the blocks C_n = J_n E J_nᵀ (M = blockdiag(M_n), symmetric),
@@ -28,7 +28,7 @@ _UNRESOLVED = 1e4  # in units of rounding: D_n below this has lost its digits to
 
 
 def training_covariance(posterior: Posterior, root: Tensor) -> tuple[Tensor, Tensor]:
-    """C_n (N x C x C) and D_n = I - R_nᵀ C_n R_n (N x K x K).
+    """C_n = `informed_covariance` (N x C x C) and D_n = I - R_nᵀ C_n R_n (N x K x K).
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class _TrainingCovariance(torch.autograd.Function):
     def forward(ctx: Any, posterior: Posterior, variances: Tensor, root: Tensor) -> Tensor:
         ctx.posterior = posterior
         ctx.save_for_backward(variances, root)
-        return posterior.training_covariance()
+        return posterior.informed_covariance()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -15,7 +15,7 @@ from laplace_cases import (
     make_laplace,
 )
 
-from lingp.inference import RoundingWarning
+from lingp.inference import RoundingWarning, leave_one_out, optimize
 from lingp.inference.inducing import InducingPoints, points_at
 from lingp.inference.sparse import BoundSparse, Sparse
 from lingp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
@@ -323,3 +323,35 @@ def test_binding_chooses_points_and_says_how():
     assert str(bound).startswith("12 inducing points at 4 inputs, greedy among 12 of 12")
     given = Sparse(inducing=x[:2]).bind(laplace.training, prior, 1e9)
     assert str(given) == "6 inducing points as given"
+
+
+@pytest.mark.parametrize("mean", MEANS)
+def test_leave_one_out_is_exact_at_all_data_and_that_of_the_span_else(mean):
+    net, x, y, _ = CASES[3].build()
+    prior, likelihood = hyperparameters("isotropic/scalar", 3)
+    exact = leave_one_out(make_laplace(net, x, y, prior, likelihood, "function", mean))
+    prior, likelihood = hyperparameters("isotropic/scalar", 3)
+    sparse = leave_one_out(sparse_laplace(net, x, y, prior, likelihood, mean, slice(None)))
+    close(sparse.mean, exact.mean)
+    close(sparse.covariance, exact.covariance)
+
+    laplace = sparse_laplace(net, x, y, prior, likelihood, "refit", [1, 4])
+    found = leave_one_out(laplace)
+    keep = torch.arange(12) != 7
+    without = sparse_laplace(net, x[keep], y[keep], prior, likelihood, "refit", slice(0, 1))
+    without.method = BoundSparse(laplace.method.points, 0)
+    mean_there, _, blocks = moments(without, x[7:8])
+    close(found.mean[7], mean_there)
+    close(found.covariance[7], blocks[0])
+
+
+def test_mackay_and_lbfgs_find_the_same_optimum_of_the_bound():
+    net, x, y, _ = CASES[2].build(num_data=20)
+    found = []
+    for method in ("mackay", "l-bfgs"):
+        prior, likelihood = hyperparameters("layerwise/scalar", 1)
+        laplace = sparse_laplace(net, x, y, prior, likelihood, "refit", slice(0, 8))
+        result = optimize(laplace, method=method, num_restarts=0, tolerance=1e-7)
+        assert result.converged
+        found.append(result.value)
+    assert found[0] == pytest.approx(found[1], rel=1e-8)
