@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lingp.inference.krylov import LogDeterminantEstimate, solve, stochastic_log_determinant
+from lingp.inference.krylov import Variances, solve
+from lingp.inference.lanczos import LogDeterminantEstimate, stochastic_log_determinant
 
 NUM_ROWS = 60
 
@@ -150,7 +151,32 @@ def test_a_good_start_needs_nothing():
         start=start,
     )
     assert found.iterations == 0
-    assert torch.equal(found.x, start)
+    torch.testing.assert_close(found.x, start, rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("rank", [0, 20])
+def test_variances_are_certified(rank):
+    case, right = system(rank), right_sides()
+    informed = (right * torch.linalg.solve(case.matrix, right)).sum(0)
+    # from hardly anything left of the prior variance to hardly anything explained
+    share_left = torch.tensor([1e-6, 1e-3, 0.1, 0.5, 1 - 1e-6, 0.5], dtype=torch.float64)
+    prior = (informed / (1 - share_left)).clamp(min=1e-3)
+    exact = prior - informed
+    for share in (1e-1, 1e-4):
+        found = solve(
+            case.product,
+            right,
+            case.precondition,
+            tolerance=1.0,
+            max_iterations=2000,
+            variances=Variances(prior, share),
+        )
+        variance = prior - (right * found.x).sum(0) - (found.x * found.residual).sum(0)
+        rounding = 1e-13 * prior
+        assert found.converged.all()
+        assert (variance >= exact - rounding).all()
+        assert (variance - exact <= found.bound + rounding).all()
+        assert (found.bound <= share * variance + rounding).all()
 
 
 def test_float32_reports_what_rounding_leaves():
@@ -172,15 +198,18 @@ def test_float32_reports_what_rounding_leaves():
 def test_log_determinant_is_within_its_standard_errors(rank, dtype):
     # float32 resolves eigenvalues of 1 beside 1e4, not beside 1e7
     case = system(rank, 1e7 if dtype == torch.float64 else 1e4, dtype)
-    found = case.estimate(30, seed=0, tolerance=1e-6 if dtype == torch.float64 else 1e-3)
+    found = case.estimate(20, seed=0, tolerance=1e-4 if dtype == torch.float64 else 1e-3)
     allowed = 4 * found.standard_error + found.truncation + 1e-4
     assert abs(found.mean - case.exact()) < allowed
     assert found.standard_error > 0
-    assert found.truncation < 1e-3 * found.standard_error + 1e-6
+    assert found.truncation < 1e-2 * found.standard_error + 1e-6
 
 
 def test_a_better_preconditioner_leaves_less_to_estimate():
-    errors = [system(rank).estimate(30, seed=0).standard_error for rank in (0, 30, 55)]
+    errors = [
+        system(rank, 1e4).estimate(20, seed=0, tolerance=1e-3).standard_error
+        for rank in (0, 30, 55)
+    ]
     assert errors[0] > 1.2 * errors[1] > 2 * errors[2]
     complete = system(NUM_ROWS).estimate(30, seed=0)
     assert abs(complete.mean) < 1e-6
