@@ -14,6 +14,7 @@ from torch.distributions import Distribution
 from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.expectations import expected_log_prob
 from lingp.likelihoods.predictives import Predictive
+from lingp.operators.output_blocks import output_blocks
 
 
 class GPyTorchLikelihood(gpytorch.likelihoods.Likelihood):
@@ -149,17 +150,13 @@ class _Sites:
 
 
 def _output_covariance(dist: MultitaskMultivariateNormal) -> Tensor:
-    """Covariance of the C outputs of each datum, (... x N x C x C).
-
-    Taken from the dense matrix over the minibatch: picking entries from a lazy one multiplies
-    N·C² rows of it where its kind has no rule of its own.
-    """
+    """Covariance of the C outputs of each datum, (... x N x C x C)."""
     num_data, num_outputs = dist.event_shape
+    if dist._interleaved:
+        return output_blocks(dist.lazy_covariance_matrix, num_outputs)
     dense = dist.covariance_matrix
-    shape = (num_data, num_outputs) if dist._interleaved else (num_outputs, num_data)
-    grid = dense.reshape(*dense.shape[:-2], *shape, *shape)
-    first, second = (-4, -2) if dist._interleaved else (-3, -1)
-    return grid.diagonal(dim1=first, dim2=second).movedim(-1, -3)
+    grid = dense.reshape(*dense.shape[:-2], num_outputs, num_data, num_outputs, num_data)
+    return grid.diagonal(dim1=-3, dim2=-1).movedim(-1, -3)
 
 
 class PredictedTargets(Distribution):

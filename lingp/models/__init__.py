@@ -1,7 +1,18 @@
 """Models: the front door and what it returns."""
 
+from lingp.models.inducing_kernel import InducingPointNTKernel
 from lingp.models.joint import JointPrediction
 from lingp.models.linearized_gp import LinearizedGP
 from lingp.models.prediction import LeaveOneOutPrediction, Prediction
+from lingp.models.variational import LinearizedSVGP
+from lingp.models.whitened_strategy import WhitenedStrategy
 
-__all__ = ["JointPrediction", "LeaveOneOutPrediction", "LinearizedGP", "Prediction"]
+__all__ = [
+    "InducingPointNTKernel",
+    "JointPrediction",
+    "LeaveOneOutPrediction",
+    "LinearizedGP",
+    "LinearizedSVGP",
+    "Prediction",
+    "WhitenedStrategy",
+]

@@ -1,0 +1,406 @@
+"""LinearizedSVGP with GPyTorch's objectives and optimisers against dense formulas."""
+
+import copy
+
+import gpytorch
+import linear_operator
+import pytest
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal
+from gpytorch.mlls import PredictiveLogLikelihood, VariationalELBO
+from gpytorch.variational import (
+    CholeskyVariationalDistribution,
+    MeanFieldVariationalDistribution,
+    NaturalVariationalDistribution,
+)
+from inducing_cases import (
+    PRECISION,
+    Regression,
+    Titsias,
+    central_difference,
+    make_data,
+    make_likelihood,
+    make_net,
+    noise_of,
+)
+from torch import nn
+from torch.testing import assert_close
+
+from lingp.kernels import NTKernel
+from lingp.likelihoods import Categorical, Gaussian, to_gpytorch
+from lingp.models import LinearizedSVGP, WhitenedStrategy
+
+OUTPUTS = pytest.mark.parametrize("num_outputs", [1, 2])
+POINTS = 5
+
+
+def make_model(z, num_outputs=1, **options):
+    return LinearizedSVGP(NTKernel.from_model(make_net(num_outputs), prior=PRECISION), z, **options)
+
+
+def set_whitened(model, mean, covariance):
+    """Make N(mean, covariance) the distribution of v."""
+    distribution = model.variational_strategy._variational_distribution
+    distribution.variational_mean.data.copy_(mean)
+    distribution.chol_variational_covar.data.copy_(torch.linalg.cholesky(covariance))
+
+
+def some_whitened(size):
+    generator = torch.Generator().manual_seed(7)
+    mean = torch.randn(size, generator=generator, dtype=torch.float64)
+    root = torch.randn(size, size, generator=generator, dtype=torch.float64)
+    return mean, root @ root.mT / size + 0.1 * torch.eye(size, dtype=torch.float64)
+
+
+def elbo(model, likelihood, x, y, objective=VariationalELBO):
+    """Summed over the data, where GPyTorch's is their mean."""
+    return objective(likelihood, model, num_data=len(y))(model(x), y) * len(y)
+
+
+@pytest.fixture
+def problem(num_outputs):
+    x, y = make_data(30, num_outputs)
+    z, _ = make_data(POINTS, seed=2)
+    likelihood = make_likelihood(num_outputs)
+    dense = Titsias(make_net(num_outputs), x, y, z, noise_of(likelihood, 30))
+    return make_model(z, num_outputs), likelihood, x, y, dense
+
+
+@OUTPUTS
+def test_elbo_of_any_q(problem, num_outputs):
+    model, likelihood, x, y, dense = problem
+    q = some_whitened(POINTS * num_outputs)
+    set_whitened(model, *q)
+    expected = dense.expected_log_prob(*q) - dense.divergence(*q)
+    assert_close(elbo(model, likelihood, x, y), expected, rtol=1e-10, atol=0)
+    ours = to_gpytorch(Gaussian(dense.noise[:num_outputs].clone()))
+    assert_close(elbo(model, ours, x, y), expected, rtol=1e-10, atol=0)
+
+
+@OUTPUTS
+def test_predictive_log_likelihood_of_any_q(problem, num_outputs):
+    model, likelihood, x, y, dense = problem
+    q = some_whitened(POINTS * num_outputs)
+    set_whitened(model, *q)
+    shift, spread = dense.moments(*q)
+    marginal = torch.distributions.Normal(shift, (spread.diagonal() + dense.noise).sqrt())
+    expected = marginal.log_prob(dense.residual).sum() - dense.divergence(*q)
+    value = elbo(model, likelihood, x, y, PredictiveLogLikelihood)
+    assert_close(value, expected, rtol=1e-10, atol=0)
+
+
+@OUTPUTS
+def test_the_best_q_reaches_the_bound_of_titsias(problem, num_outputs):
+    model, likelihood, x, y, dense = problem
+    set_whitened(model, *dense.best_whitened())
+    assert_close(elbo(model, likelihood, x, y), dense.bound(), rtol=1e-9, atol=0)
+    check_predictions(model, dense, num_outputs)
+
+
+def check_predictions(model, dense, num_outputs):
+    test = torch.cat([make_data(5, seed=4)[0], 5 * make_data(2, seed=3)[0]])
+    with torch.no_grad():
+        f = model.eval()(test)
+    several = num_outputs > 1
+    assert isinstance(f, MultitaskMultivariateNormal) == several
+    assert f.event_shape == ((7, num_outputs) if several else (7,))
+    mean, covariance = dense.predict(test)
+    scale = float(covariance.diagonal().max())
+    assert_close(f.mean.flatten(), mean, rtol=1e-8, atol=1e-8)
+    assert_close(f.covariance_matrix, covariance, rtol=1e-8, atol=1e-9 * scale)
+    assert_close(f.variance.flatten(), covariance.diagonal(), rtol=1e-8, atol=1e-9 * scale)
+
+
+@OUTPUTS
+def test_one_natural_gradient_step_finds_the_best_q(num_outputs):
+    """With Gaussian noise and all data, a step of length 1 is exact."""
+    x, y = make_data(30, num_outputs)
+    z, _ = make_data(POINTS, seed=2)
+    likelihood = make_likelihood(num_outputs)
+    model = make_model(z, num_outputs, variational_distribution=NaturalVariationalDistribution)
+    optimizer = gpytorch.optim.NGD(model.variational_parameters(), num_data=30, lr=1.0)
+    (-elbo(model, likelihood, x, y) / 30).backward()
+    optimizer.step()
+    dense = Titsias(make_net(num_outputs), x, y, z, noise_of(likelihood, 30))
+    assert_close(elbo(model, likelihood, x, y), dense.bound(), rtol=1e-9, atol=0)
+    check_predictions(model, dense, num_outputs)
+
+
+@OUTPUTS
+def test_inducing_points_at_the_data_are_exact(num_outputs):
+    x, y = make_data(12, num_outputs)
+    likelihood = make_likelihood(num_outputs)
+    model = make_model(x, num_outputs, variational_distribution=NaturalVariationalDistribution)
+    optimizer = gpytorch.optim.NGD(model.variational_parameters(), num_data=12, lr=1.0)
+    (-elbo(model, likelihood, x, y) / 12).backward()
+    optimizer.step()
+    exact = Regression(x, y, make_likelihood(num_outputs), make_net(num_outputs))
+    objective = gpytorch.mlls.ExactMarginalLogLikelihood(exact.likelihood, exact)
+    # K(Z, Z) has condition number 1e7 here
+    expected = objective(exact(x), y) * y.numel()
+    assert_close(elbo(model, likelihood, x, y), expected, rtol=1e-7, atol=1e-7)
+    test, _ = make_data(6, seed=1)
+    with torch.no_grad():
+        f, expected = model.eval()(test), exact.eval()(test)
+    assert_close(f.mean, expected.mean, rtol=1e-6, atol=1e-7)
+    assert_close(f.covariance_matrix, expected.covariance_matrix, rtol=1e-6, atol=1e-7)
+
+
+@OUTPUTS
+def test_minibatches_add_up(problem, num_outputs):
+    """The mean over equal batches is the objective of all data: batches are unbiased."""
+    model, likelihood, x, y, _ = problem
+    set_whitened(model, *some_whitened(POINTS * num_outputs))
+    objective = VariationalELBO(likelihood, model, num_data=30)
+    parameters = [*model.parameters(), *likelihood.parameters()]
+    parts = [objective(model(x[i::3]), y[i::3]) for i in range(3)]
+    whole = objective(model(x), y)
+    assert_close(sum(parts) / 3, whole, rtol=1e-12, atol=0)
+    found = torch.autograd.grad(sum(parts) / 3, parameters)
+    for gradient, expected in zip(found, torch.autograd.grad(whole, parameters), strict=True):
+        assert_close(gradient, expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()))
+
+
+@OUTPUTS
+def test_gradients(problem, num_outputs):
+    """Of every parameter, inducing inputs and prior too, against central differences."""
+    model, likelihood, x, y, _ = problem
+    set_whitened(model, *some_whitened(POINTS * num_outputs))
+    elbo(model, likelihood, x, y).backward()
+    named = dict(model.named_parameters())
+    assert set(named) == {
+        "variational_strategy.inducing_points",
+        "variational_strategy._variational_distribution.variational_mean",
+        "variational_strategy._variational_distribution.chol_variational_covar",
+        "covar_module.prior.raw_precision",
+    }
+    for parameter in named.values():
+        generator = torch.Generator().manual_seed(0)
+        direction = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+
+        def at(value, parameter=parameter):
+            parameter.copy_(value)
+            return elbo(model, likelihood, x, y)
+
+        start = parameter.detach().clone()
+        expected = central_difference(at, start, direction)
+        parameter.data.copy_(start)
+        assert_close((parameter.grad * direction).sum(), expected, rtol=1e-6, atol=1e-5)
+
+
+def labels_of(x):
+    return (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long()
+
+
+def test_classes_use_the_covariance_of_a_datums_outputs():
+    """The softmax's expectation under q(f_n) jointly, against the dense matrix's blocks."""
+    x, _ = make_data(8)
+    likelihood = to_gpytorch(Categorical(), num_nodes=64)
+    model = make_model(make_data(4, seed=2)[0], 3)
+    set_whitened(model, *some_whitened(12))
+    f = model(x)
+    dense = MultitaskMultivariateNormal(f.mean, f.covariance_matrix)
+    expected = likelihood.expected_log_prob(labels_of(x), dense)
+    assert_close(likelihood.expected_log_prob(labels_of(x), f), expected, rtol=1e-9, atol=1e-9)
+    alone = MultitaskMultivariateNormal(f.mean, f.variance.flatten().diag())
+    without = likelihood.expected_log_prob(labels_of(x), alone)
+    assert (without - expected).abs().max() > 0.05
+
+
+def test_classes_train_in_minibatches():
+    x, _ = make_data(60)
+    y = labels_of(x)
+    z, _ = make_data(6, seed=2)
+    likelihood = to_gpytorch(Categorical(), num_nodes=32)
+    model = LinearizedSVGP(make_net(3), z)
+    before = elbo(model, likelihood, x, y)
+    weights = [p.clone() for p in model.covar_module.network.linearized.network.parameters()]
+    objective = VariationalELBO(likelihood, model, num_data=60)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for step in range(30):
+        rows = torch.arange(60).roll(20 * step)[:20]
+        optimizer.zero_grad()
+        (-objective(model(x[rows]), y[rows])).backward()
+        optimizer.step()
+    assert elbo(model, likelihood, x, y) > before + 80
+    assert (model.variational_strategy.inducing_points - z).abs().min() > 0
+    after = model.covar_module.network.linearized.network.parameters()
+    assert all(torch.equal(a, b) for a, b in zip(after, weights, strict=True))
+    probs = likelihood(model.eval()(x)).mean
+    assert (probs.argmax(-1) == y).double().mean() > 0.7  # the most frequent class has 62 %
+
+
+def test_many_test_rows_need_no_matrix_of_them(monkeypatch):
+    """Class probabilities of all rows come from their C x C blocks."""
+    model = make_model(make_data(4, seed=2)[0], 3).eval()
+    x, _ = make_data(2000)
+
+    def refuse(self, *args, **kwargs):
+        raise AssertionError("the covariance of all rows was formed")
+
+    monkeypatch.setattr(linear_operator.operators.SumLinearOperator, "to_dense", refuse)
+    with torch.no_grad():
+        probs = to_gpytorch(Categorical())(model(x)).mean
+    assert probs.shape == (2000, 3)
+
+
+def test_starts_at_the_prior_and_leaves_random_numbers_alone():
+    z, _ = make_data(4, seed=2)
+    x, _ = make_data(6)
+    state = torch.get_rng_state()
+    for distribution in (
+        CholeskyVariationalDistribution,
+        MeanFieldVariationalDistribution,
+        NaturalVariationalDistribution,
+    ):
+        model = make_model(z, variational_distribution=distribution)
+        f, prior = model(x), model(x, prior=True)
+        assert_close(f.mean, prior.mean)
+        assert_close(f.covariance_matrix, prior.covariance_matrix)
+        assert_close(model.variational_strategy.kl_divergence().item(), 0.0, rtol=0, atol=1e-12)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_batches_of_inputs():
+    model = make_model(make_data(4, seed=2)[0], 2)
+    set_whitened(model, *some_whitened(8))
+    x = torch.stack([make_data(3, seed=s)[0] for s in (0, 1)])
+    f = model(x)
+    assert f.mean.shape == (2, 3, 2)
+    for b in range(2):
+        expected = model(x[b])
+        assert_close(f.mean[b], expected.mean)
+        assert_close(f.variance[b], expected.variance)
+        assert_close(f.covariance_matrix[b], expected.covariance_matrix)
+
+
+def test_points_that_coincide():
+    x, y = make_data(20)
+    z, _ = make_data(4, seed=2)
+    likelihood = make_likelihood()
+    model = make_model(torch.cat([z, z]), variational_distribution=NaturalVariationalDistribution)
+    optimizer = gpytorch.optim.NGD(model.variational_parameters(), num_data=20, lr=1.0)
+    (-elbo(model, likelihood, x, y) / 20).backward()
+    optimizer.step()
+    dense = Titsias(make_net(), x, y, z, noise_of(likelihood, 20))
+    assert_close(elbo(model, likelihood, x, y), dense.bound(), rtol=1e-8, atol=0)
+
+
+@OUTPUTS
+def test_nothing_is_iterative_past_800_values(num_outputs, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("an iterative solver was called")
+
+    monkeypatch.setattr(linear_operator.utils, "linear_cg", refuse)
+    monkeypatch.setattr(linear_operator.utils.lanczos, "lanczos_tridiag", refuse)
+    z, _ = make_data(804 // num_outputs, seed=2)
+    model = make_model(z, num_outputs)
+    x, y = make_data(20, num_outputs)
+    elbo(model, make_likelihood(num_outputs), x, y).backward()
+    assert model.variational_strategy.inducing_points.grad.isfinite().all()
+    test, _ = make_data(804 // num_outputs, seed=3)
+    with torch.no_grad():
+        f = model.eval()(test)
+        assert f.rsample(torch.Size([2])).shape == (2, *f.event_shape)
+
+
+def test_images():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 2))
+        images = torch.randn(12, 1, 4, 4)
+    with pytest.raises(ValueError, match=r"inducing_points: .*flatten\(1\)"):
+        LinearizedSVGP(net, images[:3])
+    kernel = NTKernel.from_model(net, input_shape=(1, 4, 4)).double()
+    model = LinearizedSVGP(kernel, images[:3].flatten(1))
+    f = model(images.flatten(1))
+    assert_close(f.mean, net(images).double(), rtol=1e-5, atol=1e-5)
+    set_whitened(model, *some_whitened(6))  # at the prior nothing depends on Z
+    targets = images.flatten(1)[:, :2].double()
+    elbo(model, make_likelihood(2), images.flatten(1), targets).backward()
+    assert (model.variational_strategy.inducing_points.grad.abs().sum(1) > 0).all()
+
+
+def test_a_network_in_float32_is_worked_with_in_float64():
+    net, z = make_net().float(), make_data(4, seed=2)[0]
+    model = LinearizedSVGP(net, z.float())
+    f = model(make_data(3)[0].float())
+    assert f.mean.dtype == f.covariance_matrix.dtype == torch.float64
+    assert next(net.parameters()).dtype == torch.float32
+
+
+def test_float32_when_asked_for():
+    """Errors of rounding: eps·trace K(Z, Z) of jitter, over the noise."""
+    x, y = make_data(30)
+    z, _ = make_data(POINTS, seed=2)
+    model, likelihood = make_model(z), make_likelihood()
+    set_whitened(model, *some_whitened(POINTS))
+    expected = elbo(model, likelihood, x, y)
+    low, low_likelihood = copy.deepcopy(model).float(), copy.deepcopy(likelihood).float()
+    assert low(x).mean.dtype == torch.float32
+    assert_close(elbo(low, low_likelihood, x, y.float()).double(), expected, rtol=1e-4, atol=0)
+
+
+def test_what_is_saved_is_all_there_is():
+    x, _ = make_data(5)
+    z, _ = make_data(4, seed=2)
+    model = make_model(z, 2)
+    set_whitened(model, *some_whitened(8))
+    twin = make_model(z + 1, 2)
+    twin.load_state_dict(model.state_dict())
+    for other in (twin, copy.deepcopy(model)):
+        assert_close(other.eval()(x).mean, model.eval()(x).mean)
+        assert_close(other(x).covariance_matrix, model(x).covariance_matrix)
+
+
+def test_fixed_inducing_points():
+    z, _ = make_data(4, seed=2)
+    model = make_model(z, learn_inducing_locations=False)
+    assert "variational_strategy.inducing_points" not in dict(model.named_parameters())
+    assert torch.equal(model.variational_strategy.inducing_points, z)
+    z.zero_()  # the model keeps its own
+    assert model.variational_strategy.inducing_points.abs().min() > 0
+
+
+def test_token_ids_cant_be_learned():
+    net = nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(6, 1)).double()
+    kernel = NTKernel.from_model(net, input_dtype=torch.long)
+    ids = torch.tensor([[0.0, 3.0], [6.0, 1.0], [2.0, 2.0]])
+    with pytest.raises(ValueError, match="learn_inducing_locations=False"):
+        LinearizedSVGP(kernel, ids)
+    model = LinearizedSVGP(kernel, ids, learn_inducing_locations=False)
+    assert_close(model(ids).mean, net(ids.long()).squeeze(1))
+
+
+def test_other_kernels_are_for_the_strategy():
+    """A kernel made from an NTKernel, in a model of one's own."""
+    kernel = NTKernel.from_model(make_net(2), prior=1.0)
+    with pytest.raises(TypeError, match="WhitenedStrategy"):
+        LinearizedSVGP(gpytorch.kernels.ScaleKernel(kernel), torch.zeros(1, 3))
+
+    class Scaled(gpytorch.models.ApproximateGP):
+        def __init__(self, z):
+            distribution = CholeskyVariationalDistribution(2 * len(z)).double()
+            super().__init__(WhitenedStrategy(self, z, distribution))
+            self.covar_module = gpytorch.kernels.ScaleKernel(kernel).double()
+            self.covar_module.outputscale = 1 / PRECISION
+            self.mean_module = model.mean_module
+
+        def forward(self, x):
+            return MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+    z, _ = make_data(4, seed=2)
+    model = make_model(z, 2)
+    scaled = Scaled(z)
+    for each in (model, scaled):
+        set_whitened(each, *some_whitened(8))
+    x, y = make_data(6, 2)
+    assert_close(scaled(x).covariance_matrix, model(x).covariance_matrix)
+    likelihood = make_likelihood(2)
+    assert_close(elbo(scaled, likelihood, x, y), elbo(model, likelihood, x, y))
+
+
+def test_no_fantasies():
+    model = make_model(make_data(4, seed=2)[0])
+    with pytest.raises(NotImplementedError, match="fantasy"):
+        model.get_fantasy_model(*make_data(2))
