@@ -78,7 +78,7 @@ class Basis:
         """Ψᵀ Λ Ψ, (m x m), differentiable in R."""
         if isinstance(root, UniformRoot):
             one = UniformRoot(torch.ones_like(root.scale), root.num_data, root.num_outputs)
-            return root.scale.square() * self._gram(one)
+            return self.training.shards.mean(root.scale).square() * self._gram(one)
         return self._gram(root)
 
     def diagonal(self) -> Tensor:
@@ -91,7 +91,8 @@ class Basis:
 
     def trace(self, root: CurvatureRoot) -> Tensor:
         """tr Λ K, 0-d, differentiable in R and in the variances."""
-        total = _traces(root, self.diagonal()).sum()
+        shards = self.training.shards
+        total = shards.sum(_traces(root, self.diagonal()).sum())
         if not self._has_graph():
             return total
         # linear in the variances, one tensor's share of it each
@@ -101,16 +102,17 @@ class Basis:
             with torch.enable_grad():
                 part = _traces(root.rows(rows).detach(), diagonal_blocks(factors, leaf)).sum()
             shares += torch.autograd.grad(part, leaf)[0]
-        return total + (self.variances - self.variances.detach()) @ shares
+        return total + (self.variances - self.variances.detach()) @ shards.sum(shares)
 
     def matmul(self, e: Tensor) -> Tensor:
         """Ψ e: (m x S) -> (N x C x S), differentiable in e."""
-        flat = streamed_matmul(self._rows, e, self.variances, self.factor)
+        flat = streamed_matmul(self._rows, self.training.shards.enter(e), *self._entered())
         return flat.unflatten(0, (self.training.num_data, self.training.num_outputs))
 
     def t_matmul(self, u: Tensor) -> Tensor:
         """Ψᵀ u: (N x C x S) -> (m x S), differentiable in u."""
-        return streamed_t_matmul(self._rows, u.flatten(0, 1), self.variances, self.factor)
+        own = streamed_t_matmul(self._rows, u.flatten(0, 1), *self._entered())
+        return self.training.shards.sum(own)
 
     def weighted_rows(
         self, root: CurvatureRoot, variances: Tensor, factor: Tensor
@@ -147,19 +149,24 @@ class Basis:
         if keeping:
             self._kept = kept
 
+    def _entered(self) -> tuple[Tensor, Tensor]:
+        """The variances and L, for use with this process's rows."""
+        enter = self.training.shards.enter
+        return enter(self.variances), enter(self.factor)
+
     def _gram(self, root: CurvatureRoot) -> Tensor:
-        tensors = root.tensors()
+        tensors, shards = root.tensors(), self.training.shards
         if not (self._has_graph() or (torch.is_grad_enabled() and _needs_grad(*tensors))):
             with torch.no_grad():
-                return self._sums.get(self.training, root)
+                return shards.sum(self._sums.get(self.training, root))
 
         def rows(variances: Tensor, factor: Tensor, *values: Tensor) -> Iterator[Tensor]:
             return self.weighted_rows(root.with_tensors(*values), variances, factor)
 
-        return streamed_gram(rows, self._zeros(), self.variances, self.factor, *tensors)
+        return shards.sum(streamed_gram(rows, self._zeros(), *self._entered(), *tensors))
 
     def _sum_over(self, training: TrainingSet, root: CurvatureRoot) -> Tensor:
-        """Ψᵀ Λ Ψ over these data, which need not be the training data."""
+        """Ψᵀ Λ Ψ over these data of this process, which need not be the training data."""
 
         def rows() -> Iterator[Tensor]:
             if training is self.training:

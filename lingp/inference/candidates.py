@@ -128,7 +128,7 @@ def choose_inducing(
         to reach it that little is known of other rows.
     """
     _check_names(select, points)
-    rows = _rows_that_count(training)
+    rows = rows_that_count(training)
     outputs = training.num_outputs
     block = outputs if points == "inputs" else 1
     _check_numbers(len(rows), outputs // block, num_inducing, tolerance, num_candidates)
@@ -144,7 +144,7 @@ def choose_inducing(
         factors = _factors_at(training, rows[places])
     else:
         size = _num_candidates(len(rows), outputs, block, number, most, num_candidates, memory)
-        rows = rows[_spread(len(rows), size, generator).to(rows.device)]
+        rows = rows[spread(len(rows), size, generator).to(rows.device)]
         candidates = _factors_at(training, rows)
         kernel = _kernel(candidates, variances)
         limit = min(number or len(kernel), len(kernel) // block)
@@ -174,7 +174,7 @@ def _select(
     return rule(kernel, block, limit, tolerance=tolerance, generator=generator)
 
 
-def _rows_that_count(training: TrainingSet) -> Tensor:
+def rows_that_count(training: TrainingSet) -> Tensor:
     """Numbers of the rows that have a weight other than zero."""
     if training.weights is None:
         return torch.arange(training.num_data, device=training.outputs.device)
@@ -208,7 +208,13 @@ def _split(chosen: Tensor, outputs: int, block: int) -> tuple[Tensor, Tensor | N
     return places, which * outputs + chosen % outputs
 
 
-def _spread(count: int, size: int, generator: torch.Generator | None) -> Tensor:
+def wanted_candidates(number: int | None, outputs: int, block: int) -> int:
+    """Number of inputs to choose `number` points among, if nothing is said and memory allows."""
+    wanted = _MOST_ROWS if number is None else max(_PER_POINT * number * block, _DEFAULT_ROWS)
+    return max(1, min(wanted, _MOST_ROWS) // outputs)
+
+
+def spread(count: int, size: int, generator: torch.Generator | None) -> Tensor:
     """One random number from each of `size` equally long stretches of 0..count-1, ascending."""
     if size == count:
         return torch.arange(count)
@@ -248,8 +254,7 @@ def _num_candidates(
     rows = 1 if number is None else number * block
     needed = -(-rows // outputs)
     if asked is None:
-        wanted = _MOST_ROWS if number is None else max(_PER_POINT * rows, _DEFAULT_ROWS)
-        asked = max(needed, min(min(wanted, _MOST_ROWS) // outputs, most))
+        asked = max(needed, min(wanted_candidates(number, outputs, block), most))
     size = min(asked, count)
     if size < needed:
         raise ValueError(

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lingp.inference.memory import available_memory
 from lingp.inference.data_term import DataTerm
 from lingp.inference.factorize import OutOfRangeError
 from lingp.inference.features import WhitenedJacobian
 from lingp.inference.laplace import LinearizedLaplace
+from lingp.inference.memory import available_memory
 from lingp.inference.scaled_spectrum import ScaledRows, ScaledSpectrum, works_in_a_space
 from lingp.inference.spectrum import CommonScales, has_spectral_evidence
 from lingp.inference.training_covariance import training_covariance

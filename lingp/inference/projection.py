@@ -40,7 +40,8 @@ class Projection(Features):
         return self.amplitude * self.basis.block(factors)
 
     def matmul(self, e: Tensor) -> Tensor:
-        return self.amplitude * self.basis.matmul(e)
+        amplitude = self.basis.training.shards.enter(self.amplitude)
+        return amplitude * self.basis.matmul(e)
 
     def t_matmul(self, u: Tensor) -> Tensor:
         return self.amplitude * self.basis.t_matmul(u)

@@ -20,6 +20,7 @@ All ranks make the same calls in the same order, as in MPI.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -178,6 +179,10 @@ class Shards:
         """The largest of a number on all ranks."""
         return max(self.exchange(value))
 
+    def first(self, value: T) -> T:
+        """What rank 0 gives."""
+        return self.exchange(value)[0]
+
     def exchange(self, value: T) -> list[T]:
         """What each rank gives, any object that can be pickled, in the order of ranks."""
         if self.alone:
@@ -262,6 +267,12 @@ class Shards:
             # gloo gathers on the CPU only, nccl takes nothing from there
             device = torch.device("cpu" if "gloo" in backends.values() else "cuda")
         return x.detach().to(device, copy=copy, memory_format=torch.contiguous_format)
+
+
+def fingerprint(value: Tensor) -> str:
+    """A few characters that are the same for the same values only."""
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    return hashlib.sha256(flat.view(torch.uint8).numpy().tobytes()).hexdigest()[:12]
 
 
 class _Sum(torch.autograd.Function):

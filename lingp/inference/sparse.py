@@ -27,12 +27,14 @@ from lingp.inference.cache import ValueCache
 from lingp.inference.candidates import InducingChoice, Points, Rule, choose_inducing
 from lingp.inference.factorize import factorize
 from lingp.inference.inducing import InducingPoints, points_at
+from lingp.inference.pooling import choose_from_all
 from lingp.inference.posterior import Posterior
 from lingp.inference.projection import Projection, relative_variances
+from lingp.inference.shards import fingerprint
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.linearization import Factors
-from lingp.linearization.inputs import Inputs
+from lingp.linearization.inputs import Inputs, input_tensors
 from lingp.operators import diagonal_blocks, gram
 from lingp.priors import Prior
 
@@ -98,10 +100,13 @@ class Sparse:
             Bytes that may be used.
         """
         if self.inducing is not None:
+            prints = [fingerprint(t) for t in input_tensors(self.inducing)]
+            training.shards.check_agreement({"the inducing inputs (fingerprints)": prints})
             points = points_at(training.linearized, self.inducing)
             return BoundSparse(points, _KEPT_SHARE * memory)
+        choose = choose_inducing if training.shards.alone else choose_from_all
         with torch.no_grad():
-            points, choice = choose_inducing(
+            points, choice = choose(
                 training,
                 prior.variances().to(training.outputs),
                 num_inducing=self.num_inducing,
@@ -143,7 +148,11 @@ class SparsePosterior(Posterior):
             len(self._gram), dtype=self._gram.dtype, device=self._gram.device
         )
         self.factorization = factorize(
-            squared, self._whitened_rows, amplitude, basis.variances, basis.factor, *root.tensors()
+            squared,
+            self._whitened_rows,
+            *map(training.shards.enter, (amplitude, basis.variances, basis.factor)),
+            *root.tensors(),
+            shards=training.shards,
         )
 
     def _whitened_rows(
@@ -188,6 +197,11 @@ class SparsePosterior(Posterior):
             block = features.amplitude * block
             covariance[rows] += self._informed(block) - block @ block.mT
         return covariance
+
+    @torch.no_grad()
+    def informed_covariance(self) -> Tensor:
+        pieces = self.features.basis.pieces()
+        return torch.cat([self._informed(self.features.amplitude * block) for _, block in pieces])
 
     @torch.no_grad()
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:

@@ -246,10 +246,15 @@ class TrainingSet:
         parts = [self.linearized.factors(x)[1] for x in _inputs_of(self.inputs, sorted_rows)]
         return Factors.cat(parts).rows(order.argsort())
 
-    def subset(self, index: Tensor) -> TrainingSet:
-        """Some of the data; index (n,) of row numbers, ascending, without repetition.
+    def subset(self, index: Tensor, shards: Shards | None = None) -> TrainingSet:
+        """Some of the data of this process; nothing is computed again, and J Jᵀ is kept.
 
-        Nothing is computed again; of what was computed once, J Jᵀ is kept.
+        Parameters
+        ----------
+        index
+            Row numbers, ascending, without repetition, (n,).
+        shards
+            How these rows are spread over processes; by default this one has them for itself.
         """
         index = index.to(self.outputs.device)
         chosen = TrainingSet(
@@ -262,7 +267,7 @@ class TrainingSet:
             factor_bytes=self.factor_bytes * len(index) // self.num_data,
             chunk_bytes=self.chunk_bytes,
             progress=self.progress,
-            shards=self.shards,
+            shards=shards,
         )
         if self._unit_gram is not None:
             shape = (self.num_data, self.num_outputs) * 2

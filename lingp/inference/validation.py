@@ -21,9 +21,9 @@ import gpytorch
 import torch
 from torch import Tensor
 
-from lingp.inference.cost import available_memory
 from lingp.inference.factorize import OutOfRangeError, RoundingWarning
 from lingp.inference.laplace import LinearizedLaplace
+from lingp.inference.memory import available_memory
 from lingp.inference.progress import count
 from lingp.inference.scale_search import Scales, search_grid, search_uphill
 from lingp.inference.scaled_spectrum import ScaledRows, ScaledSpectrum, works_in_a_space
@@ -33,6 +33,9 @@ from lingp.linearization import Factors
 from lingp.linearization.inputs import Inputs
 
 _KEPT_SHARE = 0.25  # of free memory, for rows in the eigenbasis
+
+Batch = tuple[Inputs, Tensor, Tensor | None]
+"""Inputs, checked targets, weights or None."""
 
 
 class BoundaryWarning(UserWarning):
@@ -83,7 +86,7 @@ class ValidationResult:
 
 def tune_on_validation(
     laplace: LinearizedLaplace,
-    batches: Iterable[tuple[Inputs, Tensor, Tensor | None]],
+    batches: Iterable[Batch],
     *,
     method: str | None = None,
     span: float = 1e6,
@@ -118,17 +121,14 @@ def tune_on_validation(
     if not span > 1:
         raise ValueError(f"span: expected a factor larger than 1, got {span}")
     factors = _free_factors(laplace)
-    batches = iter(batches)
-    first = next(batches, None)
-    if first is None:
-        raise ValueError("batches: gave no batches; there is nothing to validate on")
     with torch.no_grad():
         rows = TrainingSet.collect(
             laplace.training.linearized,
-            itertools.chain([first], batches),
+            _some(batches),
             keep_bytes=sys.maxsize if laplace.training.factors_kept else 0,
             chunk_bytes=laplace.training.chunk_bytes,
             progress=laplace.training.progress,
+            shards=laplace.training.shards,
         )
         density = _Density(laplace, rows, factors, method, generator)
         with count("validating", show=laplace.training.progress) as step:
@@ -146,7 +146,7 @@ def tune_on_validation(
     result = ValidationResult(
         found.initial_value,
         found.value,
-        rows.num_data,
+        rows.shards.num_rows,
         {f.name: math.exp(x) for f, x in zip(factors, found.best, strict=True)},
         found.at_boundary,
         found.num_evaluations,
@@ -161,6 +161,15 @@ def tune_on_validation(
             stacklevel=4,
         )
     return result
+
+
+def _some(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches, of which there must be one."""
+    batches = iter(batches)
+    first = next(batches, None)
+    if first is None:
+        raise ValueError("batches: gave no batches; there is nothing to validate on")
+    yield from itertools.chain([first], batches)
 
 
 @dataclass(frozen=True)
@@ -272,6 +281,8 @@ class _Density:
                 for i, scales in enumerate(candidates):
                     totals[i] += self._scaled(rows, scaled, scales)
         self.set((0.0,) * len(self.factors))
+        own = torch.tensor(totals, dtype=torch.float64, device=self.rows.outputs.device)
+        totals = self.rows.shards.sum(own).tolist()
         return [-math.inf if math.isnan(total) else total for total in totals]
 
     def _scaled(self, rows: slice, scaled: ScaledRows, scales: Scales) -> float:

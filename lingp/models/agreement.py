@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 
 from torch import Tensor, nn
 
 from lingp.inference import TrainingSet
-from lingp.inference.shards import Shards
+from lingp.inference.shards import Shards, fingerprint
 from lingp.likelihoods import Likelihood
 from lingp.priors import Prior
 
@@ -45,7 +44,7 @@ def check_ranks(
             "the number of weights": training.num_parameters,
             "the number of outputs": training.num_outputs,
             "the shape of a target": tuple(training.targets.shape[1:]),
-            "the weights of the network (fingerprint)": _fingerprint(training.linearized.weights()),
+            "the weights of the network (fingerprint)": fingerprint(training.linearized.weights()),
             **_state("prior", prior),
             **_state("likelihood", likelihood),
             **{name: _plain(value) for name, value in options.items()},
@@ -76,8 +75,4 @@ def _plain(option: object) -> object:
 
 def _brief(value: Tensor) -> object:
     """The values of a small tensor, the fingerprint of a large one."""
-    return value.detach().tolist() if value.numel() <= 8 else _fingerprint(value)
-
-
-def _fingerprint(value: Tensor) -> str:
-    return hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:12]
+    return value.detach().tolist() if value.numel() <= 8 else fingerprint(value)

@@ -137,6 +137,12 @@ def exact(shards: Shards, likelihood: str, mean: str) -> Found:
     return results(fitted(shards, likelihood, "weight_space", mean=mean))
 
 
+def sparse(shards: Shards, likelihood: str, mean: str) -> Found:
+    method = lingp.Sparse(num_inducing=5)
+    gp = fitted(shards, likelihood, method, mean=mean)
+    return results(gp) | {"choice": str(gp.inference_choice).partition("cross")[0]}
+
+
 def same_bits(shards: Shards) -> Found:
     """Sums of numbers whose order shows in the last bits."""
     generator = torch.Generator().manual_seed(shards.rank)
@@ -175,12 +181,12 @@ def message(act: Callable[[], object]) -> str:
     return "nothing raised"
 
 
+METHODS = {"weight space": exact, "sparse": sparse}
 CASES: dict[str, Callable[[Shards], Found]] = {
     "primitives": primitives,
     **{
-        f"weight space, {likelihood}, {mean}": functools.partial(
-            exact, likelihood=likelihood, mean=mean
-        )
+        f"{name}, {likelihood}, {mean}": functools.partial(make, likelihood=likelihood, mean=mean)
+        for name, make in METHODS.items()
         for likelihood in LIKELIHOODS
         for mean in ("network", "refit")
     },
