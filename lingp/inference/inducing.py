@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,9 @@ from lingp.operators import gram
 @dataclass(frozen=True)
 class InducingPoints:
     """m rows J_Z of the Jacobian at M inputs, their kernel and their products.
+
+    Single rows are taken from the kernel of some inputs after the other, so that memory stays a
+    small multiple of the result's.
 
     Attributes
     ----------
@@ -61,12 +65,24 @@ class InducingPoints:
 
     def cross(self, factors: Factors, variances: Tensor) -> Tensor:
         """K(x, Z) = J(x) Σ0 J_Zᵀ, (n·C x m), differentiable in the variances (L,)."""
-        return self._select(gram(factors, self.factors, variances))
+        if self.columns is None:
+            return gram(factors, self.factors, variances)
+        pieces = [
+            gram(factors, self.factors.rows(inputs), variances)[:, columns]
+            for inputs, columns in self._pieces(self.columns)
+        ]
+        return torch.cat(pieces, 1)[:, self.columns.argsort(stable=True).argsort()]
 
     def kernel(self, variances: Tensor) -> Tensor:
         """K(Z, Z), (m x m), symmetric to the last bit, differentiable in the variances (L,)."""
-        kernel = gram(self.factors, variances=variances)
-        return kernel if self.columns is None else self._select(kernel[self.columns])
+        if self.columns is None:
+            return gram(self.factors, variances=variances)
+        pieces = [
+            self.cross(self.factors.rows(inputs), variances)[rows]
+            for inputs, rows in self._pieces(self.columns)
+        ]
+        kernel = torch.cat(pieces)[self.columns.argsort(stable=True).argsort()]
+        return 0.5 * (kernel + kernel.mT)
 
     def apply(self, e: Tensor, scale: Tensor) -> Tensor:
         """J_Z Σ0^{1/2} e: (P x S) -> (m x S), for `scale` (P,), the diagonal of Σ0^{1/2}."""
@@ -80,8 +96,18 @@ class InducingPoints:
         u = b.unflatten(0, (self.num_inputs, self.factors.num_outputs))
         return scale.unsqueeze(-1) * self.factors.t_matmul(u)
 
-    def _select(self, rows: Tensor) -> Tensor:
-        return rows if self.columns is None else rows[:, self.columns]
+    def _pieces(self, columns: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Ranges of inputs with about m rows in all, and which of them are wanted, ascending."""
+        outputs = self.factors.num_outputs
+        width = -(-len(columns) // outputs)
+        ascending = columns.sort().values
+        for start in range(0, self.num_inputs, width):
+            stop = min(start + width, self.num_inputs)
+            first, last = torch.searchsorted(
+                ascending, ascending.new_tensor([start * outputs, stop * outputs])
+            ).tolist()
+            if last > first:
+                yield slice(start, stop), ascending[first:last] - start * outputs
 
 
 def points_at(

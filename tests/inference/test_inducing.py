@@ -8,7 +8,7 @@ from torch import Tensor
 from lingp.inference.inducing import InducingPoints, points_at
 from lingp.linearization import LinearizedNetwork
 
-COLUMNS = {"inputs": None, "pairs": [7, 0, 3]}
+COLUMNS = {"inputs": None, "pairs": [7, 0, 3], "in order": [1, 2, 8]}
 
 
 def build(case: Case, columns: list[int] | None, dtype: torch.dtype = torch.float64):
@@ -69,6 +69,8 @@ def test_a_row_that_is_there_twice_counts_twice():
     points, _, _, rows, _, scale = build(CASES[1], [2, 5, 2])
     b = torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.float64)
     close(points.apply_t(b, scale), (rows * scale).mT @ b)
+    kernel = points.kernel(torch.linspace(0.3, 2, 4, dtype=torch.float64))
+    close(kernel, (rows * scale) @ (rows * scale).mT)
 
 
 @pytest.mark.parametrize(
