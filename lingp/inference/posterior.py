@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lingp.inference.accumulation import Origin
 from lingp.inference.features import Features, WhitenedJacobian
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
@@ -116,7 +117,8 @@ class Posterior(ABC):
 InferenceMethod = Callable[[TrainingSet, Prior, CurvatureRoot], Posterior]
 """What makes a posterior: a `Posterior` class, or an object that is called like one.
 
-An object whose posteriors have features of their own also has `features(training, prior)`.
+An object whose posteriors have features of their own also has `features(training, prior)`, one that
+keeps what it knows when the data change `carried_over(training, origin)`.
 """
 
 
@@ -127,3 +129,12 @@ def features_of(method: InferenceMethod, training: TrainingSet, prior: Prior) ->
         return own(training, prior)
     variances = prior.variances().to(training.outputs)
     return WhitenedJacobian(training, training.per_weight(variances).sqrt())
+
+
+def carried_over(
+    method: InferenceMethod, training: TrainingSet, origin: Origin
+) -> InferenceMethod | None:
+    """The method for changed data with what it keeps; None for one that keeps nothing."""
+    carry: Callable[[TrainingSet, Origin], InferenceMethod] | None
+    carry = getattr(method, "carried_over", None)
+    return None if carry is None else carry(training, origin)

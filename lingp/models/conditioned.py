@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,7 +11,9 @@ from torch import nn
 from typing_extensions import Self
 
 from lingp.inference import InferenceChoice, LinearizedLaplace, Mean
+from lingp.inference.accumulation import Origin
 from lingp.inference.laplace import Sites
+from lingp.inference.posterior import carried_over
 from lingp.inference.shards import Shards
 from lingp.likelihoods import Likelihood, as_likelihood
 from lingp.linearization import LinearizedNetwork, ParameterSelection
@@ -25,6 +28,7 @@ from lingp.models.choice import (
 )
 from lingp.models.class_weights import ClassWeight
 from lingp.models.fitting import FittedData, Missing
+from lingp.models.intake import as_row_numbers
 from lingp.priors import Prior, as_prior
 
 if TYPE_CHECKING:
@@ -187,10 +191,31 @@ class ConditionedNetwork:
         -------
         self
         """
-        self._fitted()
+        before = self._fitted().training.num_data
         assert self._data is not None
         self._data.extend(X, y, sample_weight)
-        self._condition(self._data)
+        kept = torch.arange(before)
+        self._recondition(Origin(kept, kept[:0], None))
+        return self
+
+    def remove_data(self, rows: Any) -> Self:
+        """Take rows away again, as if they had not been there at `fit`.
+
+        A sparse posterior subtracts their terms and keeps its inducing points, also those at
+        removed inputs; where rounding would show, it goes through the rest again.
+
+        Parameters
+        ----------
+        rows
+            Numbers of rows in the order they were given, or one truth value per row.
+
+        Returns
+        -------
+        self
+        """
+        training = self._fitted().training
+        assert self._data is not None
+        self._recondition(self._data.remove(as_row_numbers(rows, training.num_data)))
         return self
 
     def _fitted(self) -> LinearizedLaplace:
@@ -204,6 +229,17 @@ class ConditionedNetwork:
             self._condition(self._data)
         self._laplace.prior = self.prior
         return self._laplace
+
+    def _recondition(self, origin: Origin) -> None:
+        """Go on with changed data: with what the method carries over, or from nothing."""
+        data, laplace = self._data, self._laplace
+        assert data is not None and laplace is not None
+        method = carried_over(laplace.method, data.training, origin)
+        if method is None:
+            self._condition(data)
+            return
+        self._laplace = dataclasses.replace(laplace, training=data.training, method=method)
+        self._prepare()
 
     def _condition(self, data: FittedData) -> None:
         """Choose inference for these data and start from nothing."""

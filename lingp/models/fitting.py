@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lingp.inference import TrainingSet
+from lingp.inference.accumulation import Origin
 from lingp.inference.shards import Shards
 from lingp.likelihoods import Likelihood
 from lingp.linearization import LinearizedNetwork
@@ -76,6 +77,27 @@ class FittedData:
         except BaseException:
             training.weights = weights
             raise
+
+    def remove(self, rows: Tensor) -> Origin:
+        """Take rows away, by their numbers in the order they were given; says what was left."""
+        training = self.training
+        removed = rows.to(training.outputs.device).sort().values
+        left = torch.ones(training.num_data, dtype=torch.bool, device=removed.device)
+        left[removed] = False
+        kept = left.nonzero().squeeze(-1)
+        if self._nowhere(len(kept) > 0):
+            raise ValueError("rows: are all there are; nothing would be left")
+        origin = Origin(kept, removed, training.subset(removed) if len(removed) else None)
+        sample_weights = self._sample_weights
+        if sample_weights is not None:
+            sample_weights = sample_weights[kept]
+        smaller = training.subset(kept, self.shards)
+        smaller.weights = self._weights(self.likelihood, smaller.targets, sample_weights)
+        sizes = [len(y) for y in self._given]
+        parts = zip(self._given, left.cpu().split(sizes), strict=True)
+        self._given = [y[here.to(y.device)] for y, here in parts if bool(here.any())]
+        self.training, self._sample_weights = smaller, sample_weights
+        return origin
 
     def held_out(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Batches that are not among the data, with targets checked; class weights don't count."""

@@ -190,6 +190,29 @@ def as_weights(value: Any, num_rows: int, name: str) -> Tensor:
     return weights
 
 
+def as_row_numbers(rows: Any, num_rows: int) -> Tensor:
+    """Numbers of rows, each once, from numbers or from one truth value per row."""
+    if isinstance(rows, int):
+        rows = [rows]
+    index = torch.as_tensor(rows, device="cpu")
+    if index.dtype == torch.bool and index.shape == (num_rows,):
+        return index.nonzero().squeeze(-1)
+    if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
+        raise ValueError(
+            f"rows: expected row numbers below {num_rows} or {num_rows} truth values, got "
+            f"{index.dtype} of shape {tuple(index.shape)}"
+        )
+    index = index.long()
+    if len(index) and not (int(index.min()) >= 0 and int(index.max()) < num_rows):
+        raise ValueError(
+            f"rows: expected numbers from 0 to {num_rows - 1}, got {int(index.min())} to "
+            f"{int(index.max())}"
+        )
+    if len(index.unique()) < len(index):
+        raise ValueError("rows: names a row twice")
+    return index
+
+
 def _own(inputs: Inputs, targets: Tensor, weights: Tensor | None) -> Batch:
     """A copy: factors hold on to inputs, and what the user changes later must not reach them."""
     own_weights = None if weights is None else weights.clone()
