@@ -165,7 +165,7 @@ def sparse_cost(work: Workload, num_inducing: int) -> Cost:
     flops += work.num_covariances * work.rows * size**2
     flops += num_inducing**2 * work.pair_flops + size**3 / 3
     factors = work.factor_bytes * num_inducing / work.num_data
-    numbers = 8 * size**2 + (factors + 4 * work.chunk_bytes) / work.itemsize
+    numbers = 8 * size**2 + (factors + 2 * work.chunk_bytes) / work.itemsize
     return _cost(work, flops, numbers / _SPARSE_SHARE, 4 * size**2)
 
 

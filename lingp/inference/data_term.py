@@ -55,6 +55,11 @@ class DataTerm:
         root = self.likelihood.curvature_root(self.targets, f)
         return root if self.weights is None else root.weighted(self.weights)
 
+    def average_curvature(self, f: Tensor, rows: slice) -> Tensor:
+        """The mean of w_n Λ_n over nodes f (S x n x C) of some rows, (n x C x C)."""
+        curvature = self.likelihood.average_curvature(self.targets[rows], f)
+        return curvature if self.weights is None else self.weights[rows, None, None] * curvature
+
     @property
     def is_quadratic(self) -> bool:
         """Whether log p(y | f) is quadratic in f, so that R doesn't depend on f."""

@@ -15,7 +15,7 @@ The fixed point is found by Anderson's extrapolation (1965) of the last few step
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import torch
@@ -27,6 +27,7 @@ from lingp.inference.posterior import Posterior
 from lingp.inference.shards import Shards
 from lingp.likelihoods import CurvatureRoot, DenseRoot, DiagonalRoot
 from lingp.likelihoods.predictives.draws import quasi_normal
+from lingp.likelihoods.predictives.quadrature import row_chunks
 from lingp.likelihoods.psd_root import psd_root
 
 NUM_NODES = 256  # moves test log likelihoods by less than 1e-3
@@ -70,9 +71,9 @@ def expected_posterior(
         curvature = _extrapolated(points, steps, metric, data.shards)
         posterior = make_posterior(_root(curvature, data.shards))
     warnings.warn(
-        f"expected curvature did not converge: it still moves by {change / size:.1e} of its size after "
-        f'{_MAX_ITERATIONS} iterations (tolerance {TOLERANCE:.0e}); use sites="mean", or a larger '
-        "prior precision",
+        f"expected curvature did not converge: it still moves by {change / size:.1e} of its size "
+        f'after {_MAX_ITERATIONS} iterations (tolerance {TOLERANCE:.0e}); use sites="mean", or a '
+        "larger prior precision",
         ConvergenceWarning,
         stacklevel=2,
     )
@@ -81,10 +82,11 @@ def expected_posterior(
 
 def expected_curvature(data: DataTerm, mean: Tensor, covariance: Tensor) -> Tensor:
     """E Λ(f_n) under f_n ~ N(mean_n, covariance_n), (N x C x C), by quasi-Monte-Carlo."""
-    root, total = psd_root(covariance), torch.zeros_like(covariance)
-    for z in quasi_normal(NUM_NODES, mean):
-        total += _square(data.curvature_root(mean + root @ z))
-    return total / NUM_NODES
+    z, curvature = quasi_normal(NUM_NODES, mean), torch.empty_like(covariance)
+    for rows in row_chunks(len(mean), z.numel()):
+        nodes = mean[rows].unsqueeze(-1) + psd_root(covariance[rows]) @ z.mT  # (n, C, S)
+        curvature[rows] = data.average_curvature(nodes.movedim(-1, 0), rows)
+    return curvature
 
 
 def _metric(data: DataTerm) -> Tensor:
@@ -96,7 +98,7 @@ def _metric(data: DataTerm) -> Tensor:
 
 def _norm(x: Tensor, shards: Shards) -> float:
     """The norm over the rows of all processes."""
-    return float(shards.sum(x.square().sum()).sqrt())
+    return float(shards.sum(torch.linalg.vector_norm(x).square()).sqrt())
 
 
 def _square(root: CurvatureRoot) -> Tensor:
@@ -109,25 +111,51 @@ def _root(curvature: Tensor, shards: Shards) -> CurvatureRoot:
     """R with as few columns as Λ̄ needs: the softmax's has a null direction."""
     if curvature.shape[-1] == 1:
         return DiagonalRoot(curvature.squeeze(-1).sqrt())
-    values, vectors = torch.linalg.eigh(curvature)  # ascending
-    values = values.clamp(min=0)
-    rounding = curvature.shape[-1] * torch.finfo(values.dtype).eps * values[:, -1:]
-    needed = int(shards.largest(int((values > rounding).sum(-1).max())))
-    columns = vectors * values.sqrt().unsqueeze(-2)
-    return DenseRoot(columns[..., curvature.shape[-1] - max(1, needed) :])
+    size, needed, columns = curvature.shape[-1], 1, torch.empty_like(curvature)
+    for rows in row_chunks(len(curvature), size**2):
+        values, vectors = torch.linalg.eigh(curvature[rows])  # ascending
+        values = values.clamp(min=0)
+        rounding = size * torch.finfo(values.dtype).eps * values[:, -1:]
+        needed = max(needed, int((values > rounding).sum(-1).max()))
+        columns[rows] = vectors * values.sqrt().unsqueeze(-2)
+    return DenseRoot(columns[..., size - int(shards.largest(needed)) :])
 
 
 def _extrapolated(
     points: list[Tensor], steps: list[Tensor], metric: Tensor, shards: Shards
 ) -> Tensor:
-    """The next Λ̄: the combination of steps that cancel best, made positive semi-definite."""
+    """The next Λ̄: the combination of steps that cancel best, made positive semi-definite.
+
+    Worked through some rows at a time: beside the history, one array of its size is made.
+    """
     if len(points) == 1:
         return points[0] + steps[0]
-    moves = torch.stack([(b - a).flatten() for a, b in pairwise(points)], -1)
-    changes = torch.stack([(b - a).flatten() for a, b in pairwise(steps)], -1)
-    columns = [b - a for a, b in pairwise(steps)] + [steps[-1]]
-    measured = shards.fewer_rows(torch.stack([(metric * c).flatten() for c in columns], -1))
-    share = torch.linalg.lstsq(measured[:, :-1], measured[:, -1:]).solution
-    step = steps[-1].flatten().mul(_MIXING) - ((moves + _MIXING * changes) @ share).squeeze(-1)
-    values, vectors = torch.linalg.eigh(points[-1] + step.view_as(points[-1]))
+    parts = list(row_chunks(len(points[0]), len(points) * points[0][0].numel()))
+    triangle = points[0].new_empty(0, len(steps))
+    for rows in parts:
+        scale = metric if len(metric) == 1 else metric[rows]
+        columns = [*_moves(steps, rows), steps[-1][rows]]
+        measured = torch.stack([(scale * c).flatten() for c in columns], -1)
+        triangle = torch.linalg.qr(torch.cat([triangle, measured]), mode="r").R
+    triangle = shards.fewer_rows(triangle)
+    share = torch.linalg.lstsq(triangle[:, :-1], triangle[:, -1:]).solution.squeeze(-1)
+    following = torch.empty_like(points[0])
+    for rows in parts:
+        step = _MIXING * steps[-1][rows]
+        for weight, move, change in zip(
+            share, _moves(points, rows), _moves(steps, rows), strict=True
+        ):
+            step -= weight * (move + _MIXING * change)
+        following[rows] = _positive(points[-1][rows] + step)
+    return following
+
+
+def _moves(history: list[Tensor], rows: slice) -> Iterator[Tensor]:
+    """The differences between successive arrays, at some rows."""
+    return (later[rows] - earlier[rows] for earlier, later in pairwise(history))
+
+
+def _positive(matrix: Tensor) -> Tensor:
+    """The nearest positive semi-definite matrix, (n x C x C)."""
+    values, vectors = torch.linalg.eigh(matrix)
     return (vectors * values.clamp(min=0).unsqueeze(-2)) @ vectors.mT

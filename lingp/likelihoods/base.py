@@ -79,6 +79,14 @@ class Likelihood(gpytorch.Module, ABC):
     def curvature_root(self, y: Tensor, f: Tensor) -> CurvatureRoot:
         """R with R Rᵀ = Λ at f (N x C)."""
 
+    def average_curvature(self, y: Tensor, f: Tensor) -> Tensor:
+        """The mean of Λ over nodes f (S x N x C), (N x C x C)."""
+        total = f.new_zeros(*f.shape[1:], f.shape[-1])
+        for node in f:
+            root = self.curvature_root(y, node).dense()
+            total += root @ root.mT
+        return total / len(f)
+
     @abstractmethod
     def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
         """E[y | f], (... x N x M)."""

@@ -116,6 +116,16 @@ class Categorical(Likelihood):
         root = (~y.isnan())[..., None, None] * root
         return DenseRoot(root.squeeze(1)) if root.shape[1] == 1 else BlockRoot(root)
 
+    def average_curvature(self, y: Tensor, f: Tensor) -> Tensor:
+        if y.shape[-1] > 1:
+            return super().average_curvature(y, f)
+        p = f.movedim(0, -1).softmax(-2)  # (N, K, S)
+        others = p @ p.mT / len(f)  # E p_j p_k
+        others.diagonal(dim1=-2, dim2=-1).zero_()
+        # a diagonal E p_j (1 - p_j) as the sum of its row keeps its digits when p_j is nearly one
+        curvature = torch.diag_embed(others.sum(-1)) - others
+        return (~y.isnan())[..., None] * curvature
+
     def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
         return self._log_probs(f).exp().flatten(-2)
 

@@ -104,6 +104,9 @@ class Tempered(Likelihood):
     def curvature_root(self, y: Tensor, f: Tensor) -> CurvatureRoot:
         return self.likelihood.curvature_root(y, f).scaled(self.temperature.to(f).rsqrt())
 
+    def average_curvature(self, y: Tensor, f: Tensor) -> Tensor:
+        return self.likelihood.average_curvature(y, f) / self.temperature.to(f)
+
     def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
         return self.likelihood.conditional_mean(f, known)
 
