@@ -29,6 +29,11 @@ class FunctionSpace(Posterior):
     """
 
     def __init__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> None:
+        if not training.shards.alone:
+            raise ValueError(
+                'inference: "function_space" needs the kernel of all data in one process; with a '
+                'process_group use "weight_space", Sparse(...) or Iterative(...)'
+            )
         super().__init__(training, prior, root)
         squared = root.congruence(self._kernel())
         squared.diagonal().add_(1)

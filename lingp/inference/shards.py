@@ -179,6 +179,10 @@ class Shards:
         """The largest of a number on all ranks."""
         return max(self.exchange(value))
 
+    def smallest(self, value: float) -> float:
+        """The smallest of a number on all ranks."""
+        return min(self.exchange(value))
+
     def first(self, value: T) -> T:
         """What rank 0 gives."""
         return self.exchange(value)[0]

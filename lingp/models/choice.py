@@ -38,6 +38,7 @@ class Bindable(Protocol):
 
 Inference = Literal["auto"] | Space | InferenceMethod | Bindable
 
+_CHOSEN: tuple[Space, ...] = ("weight_space", "function_space", "sparse")  # by "auto"
 _NUM_AVERAGED = 8  # posteriors until curvature is its own average, as measured on classifiers
 _NUM_NEWTON = 10  # posteriors on the way to a mode
 _MEMORY_SHARE = 0.8  # of what is free, when the user names no budget
@@ -104,12 +105,13 @@ def choose_method(
             method = inference.bind(training, prior, memory - _held(training))
             return method, InferenceChoice(name, f"{name} (as given): {method}")
         return inference, InferenceChoice(name, f"{name} (as given)")
+    memory = training.shards.smallest(memory)
     choice = choose_inference(
         inference,
         workload(training, likelihood, memory, mean, sites),
         memory=memory,
         limit=flop_limit(training.outputs.device) if inference == "auto" else math.inf,
-        among=("weight_space", "function_space", "sparse"),
+        among=[space for space in _CHOSEN if training.shards.alone or space != "function_space"],
     )
     if choice.space == "function_space":
         return FunctionSpace, choice
@@ -126,19 +128,19 @@ def choose_method(
 def workload(
     training: TrainingSet, likelihood: Likelihood, memory: float, mean: Mean, sites: Sites
 ) -> Workload:
-    """What inference will have to do."""
+    """What inference will have to do; where data are spread over processes, on the busiest."""
     with torch.no_grad():
         root = likelihood.curvature_root(training.targets[:1], training.outputs[:1])
     quadratic = isinstance(likelihood, QuadraticLikelihood)
     averaged = sites == "expected" and not quadratic
     newton = mean == "refit" and not quadratic
     return Workload(
-        num_data=training.num_data,
+        num_data=int(training.shards.largest(training.num_data)),
         num_outputs=training.num_outputs,
         num_columns=root.rank,
         parameter_shapes=training.linearized.parameter_shapes,
         itemsize=training.outputs.element_size(),
-        factor_bytes=training.factor_bytes,
+        factor_bytes=training.shards.largest(training.factor_bytes),
         num_posteriors=_NUM_AVERAGED if averaged else _NUM_NEWTON if newton else 1,
         averaged=averaged,
         chunk_bytes=dense_bytes(memory),

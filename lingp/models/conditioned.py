@@ -215,7 +215,8 @@ class ConditionedNetwork:
         """
         training = self._fitted().training
         assert self._data is not None
-        self._recondition(self._data.remove(as_row_numbers(rows, training.num_data)))
+        index = self.shards.attempt(lambda: as_row_numbers(rows, training.num_data))
+        self._recondition(self._data.remove(index))
         return self
 
     def _fitted(self) -> LinearizedLaplace:

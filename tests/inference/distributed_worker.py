@@ -12,6 +12,7 @@ import datetime
 import functools
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 import lingp
 from lingp import likelihoods
+from lingp.inference import RoundingWarning
 from lingp.inference.shards import OtherRankError, Shards
 
 Found = dict[str, Any]
@@ -143,6 +145,119 @@ def sparse(shards: Shards, likelihood: str, mean: str) -> Found:
     return results(gp) | {"choice": str(gp.inference_choice).partition("cross")[0]}
 
 
+def one_scale(shards: Shards) -> Found:
+    """An isotropic prior, for which much is computed at scale one; correlated noise."""
+    noise = torch.tensor([[0.5, 0.2], [0.2, 0.4]], dtype=torch.float64)
+    found: Found = {}
+    for name, method in (("exact", "weight_space"), ("sparse", lingp.Sparse(num_inducing=5))):
+        gp = fitted(shards, "one noise", method, mean="refit", prior=1.5)
+        found |= results(gp, f"{name} ")
+        gp.likelihood = likelihoods.CorrelatedGaussian(noise)
+        found |= results(gp, f"{name}, correlated ")
+    return found
+
+
+def past_rounding(shards: Shards) -> Found:
+    """A prior so wide that the factor comes from a QR of the rows, wherever they are."""
+    found: Found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RoundingWarning)
+        for name, method in (("exact", "weight_space"), ("sparse", lingp.Sparse(num_inducing=5))):
+            gp = fitted(shards, "noise per output", method, prior=1e-14)
+            assert gp._fitted().posterior().factorization.from_qr
+            evidence = gp.log_marginal_likelihood()
+            (found[f"{name} gradient"],) = torch.autograd.grad(evidence, gp.prior.raw_precision)
+            found[f"{name} evidence"] = evidence
+    return found
+
+
+def weights_and_changes(shards: Shards) -> Found:
+    """Rows that are weighted, added, taken away; weights of classes that all ranks count."""
+    x, y = data(shards, 3, "labels")
+    weights = torch.linspace(0.5, 2.0, sum(SIZES), dtype=torch.float64)
+    own = weights if shards.alone else weights.split(SIZES)[shards.rank]
+    firsts = [0, SIZES[0]] if shards.alone else [0]  # the first row of each rank
+    found: Found = {}
+    for name, method in (("exact", "weight_space"), ("sparse", lingp.Sparse(num_inducing=5))):
+        gp = lingp.LinearizedGP(
+            network(3), "categorical", prior=1.5, inference=method, process_group=shards.group
+        )
+        gp.fit(x, y, sample_weight=own, class_weight="balanced")
+        found |= results(gp, f"{name}, weighted ")
+        gp.add_data(x[firsts] + 0.1, y[firsts])
+        found |= results(gp, f"{name}, added ")
+        gp.remove_data(firsts)
+        found |= results(gp, f"{name}, removed ")
+    return found
+
+
+def tuned(shards: Shards) -> Found:
+    """Hyperparameters by every way of searching."""
+    found: Found = {}
+
+    def keep(name: str, gp: lingp.LinearizedGP, how: Any) -> None:
+        found[f"{name}, how"] = how
+        for key, value in gp.named_hyperparameters():
+            found[f"{name}, {key}"] = value.detach().clone()
+        found[f"{name}, variance"] = gp.predict(X_TEST).epistemic_variance
+
+    for name, method, prior in (
+        ("eigendecomposition", "auto", 1.5),
+        ("mackay", "mackay", 1.5),
+        ("l-bfgs", "l-bfgs", 1.5),
+    ):
+        gp = fitted(shards, "one noise", "weight_space", mean="refit", prior=prior)
+        result = gp.optimize_hyperparameters(method=method)
+        keep(name, gp, result.method)
+    gp = fitted(shards, "labels", "weight_space", prior=1.5)
+    gp.optimize_hyperparameters(num_restarts=0)
+    keep("labels", gp, "")
+    gp = fitted(shards, "one noise", "weight_space", prior=1.5)
+    x, y = data(shards, 2, "values")
+    outcome = gp.optimize_hyperparameters(validation=(x + 0.1, y), absorb=False)
+    keep("validation", gp, outcome.num_rows)
+    return found
+
+
+def choices(shards: Shards) -> Found:
+    """What is chosen, and what is refused, where data are spread."""
+    gp = fitted(shards, "one noise", "auto", mean="refit")
+    return {
+        "auto": gp.inference_choice.space,
+        "function space": message(lambda: fitted(shards, "one noise", "function_space")),
+        "leave-one-out": message(gp.leave_one_out),
+        "objective": message(
+            lambda: gp.optimize_hyperparameters(objective="leave_one_out", num_restarts=0)
+        ),
+    }
+
+
+def wrong_data(shards: Shards) -> Found:
+    """Mistakes that one rank makes; afterwards all go on."""
+    x, y = data(shards, 2, "values")
+    bad = y.clone()
+    if shards.rank == 1:
+        bad[0] = float("nan")
+    gp = lingp.LinearizedGP(network(2), process_group=shards.group)
+    found = {"targets": message(lambda: gp.fit(x, bad))}
+    found["empty"] = message(lambda: gp.fit([(x, y)] if shards.rank == 0 else []))
+    other = lingp.LinearizedGP(network(2), prior=1.0 + shards.rank, process_group=shards.group)
+    found["prior"] = message(lambda: other.fit(x, y))
+    net = network(2)
+    with torch.no_grad():
+        net[0].weight += 1e-12 * shards.rank
+    other = lingp.LinearizedGP(net, process_group=shards.group)
+    found["network"] = message(lambda: other.fit(x, y))
+    points = lingp.Sparse(inducing=X_TEST + shards.rank)
+    found["inducing"] = message(lambda: fitted(shards, "one noise", points))
+    gp.fit(x, y)
+    # from here on a rank can ask for itself
+    if shards.rank == 0:
+        gp.predict(X_TEST)
+        gp.sample(X_TEST)
+    return found | {"went on": gp.predict(X_TEST).epistemic_variance}
+
+
 def same_bits(shards: Shards) -> Found:
     """Sums of numbers whose order shows in the last bits."""
     generator = torch.Generator().manual_seed(shards.rank)
@@ -184,6 +299,12 @@ def message(act: Callable[[], object]) -> str:
 METHODS = {"weight space": exact, "sparse": sparse}
 CASES: dict[str, Callable[[Shards], Found]] = {
     "primitives": primitives,
+    "one scale": one_scale,
+    "past rounding": past_rounding,
+    "weights and changes": weights_and_changes,
+    "tuned": tuned,
+    "choices": choices,
+    "wrong data": wrong_data,
     **{
         f"{name}, {likelihood}, {mean}": functools.partial(make, likelihood=likelihood, mean=mean)
         for name, make in METHODS.items()
@@ -205,7 +326,7 @@ def main(rank: int, size: int, init_file: str, output: str, backend: str = "gloo
         init_method=f"file://{init_file}",
         rank=rank,
         world_size=size,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(seconds=120),
     )
     shards = Shards.of(dist.group.WORLD)
     results = {}

@@ -15,7 +15,8 @@ from lingp.inference.shards import Shards
 
 ROOT = Path(__file__).parents[2]
 NUM_RANKS = 2
-SPREAD = [name for name in worker.CASES if name not in ("same bits", "refusals")]
+OTHERS = ("same bits", "refusals", "choices", "wrong data")
+SPREAD = [name for name in worker.CASES if name not in OTHERS]
 # sums in another order, amplified by condition numbers below 1e4
 LOSS = {torch.float64: 1e-10, torch.float32: 1e-5, torch.int64: 0}
 
@@ -45,7 +46,7 @@ def ranks(tmp_path_factory):
         for rank in range(NUM_RANKS)
     ]
     try:
-        said = [process.communicate(timeout=120)[1] for process in processes]
+        said = [process.communicate(timeout=300)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -87,6 +88,26 @@ def test_an_error_on_one_rank_stops_all(ranks):
         assert "disagree about precision: rank 0 has 1.0, rank 1 has 2.0" in told["disagree"]
         assert told["agree"] == "nothing raised"
         assert told["went on"] == "yes"
+
+
+def test_what_needs_all_data_is_not_chosen(ranks):
+    for told in (found["choices"] for found in ranks):
+        assert told["auto"] == "weight_space"
+        assert 'use "weight_space", Sparse(...) or Iterative(...)' in told["function space"]
+        assert "leave_one_out: not available with a process_group" in told["leave-one-out"]
+        assert "leave_one_out: not available with a process_group" in told["objective"]
+
+
+def test_one_rank_makes_a_mistake(ranks):
+    first, second = (found["wrong data"] for found in ranks)
+    assert first["targets"].startswith("OtherRankError: rank 1 of 2 failed: ValueError: ")
+    assert second["targets"] in first["targets"]
+    assert "rank 1 of 2 failed: ValueError: X: gave no batches" in first["empty"]
+    for told in (first, second):
+        assert "disagree about prior.raw_precision: rank 0 has 0.0" in told["prior"]
+        assert "disagree about the weights of the network" in told["network"]
+        assert "disagree about the inducing inputs" in told["inducing"]
+    assert torch.equal(first["went on"], second["went on"])
 
 
 @pytest.mark.parametrize("wrong", [2, "gloo", object()])
