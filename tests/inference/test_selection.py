@@ -98,6 +98,35 @@ def test_a_rank_deficient_kernel_is_exhausted(pairs, dtype):
     assert float(found.residual[-1]) < 100 * torch.finfo(dtype).eps
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_outputs_that_are_copies_of_others_change_nothing(dtype):
+    """Every block is singular: outputs (f1, f2, f3, f1, -f2)."""
+    kernel = kernel_of(CASES[3], 20)
+    copies = torch.tensor([[1, 0, 0, 1, 0], [0, 1, 0, 0, -1], [0, 0, 1, 0, 0]]).double()
+    spread = torch.block_diag(*[copies] * 20)
+    found = greedy((spread.mT @ kernel @ spread).to(dtype), 5, 10)
+    chosen: list[int] = []
+    for candidate, residual in zip(found.chosen.tolist(), found.residual.tolist(), strict=True):
+        left = schur(kernel, block_rows(chosen, 3)) if chosen else kernel
+        traces = (spread.mT @ left @ spread).diagonal().view(-1, 5).sum(-1)
+        assert candidate == int(traces.argmax())
+        chosen.append(candidate)
+        after = (spread.mT @ schur(kernel, block_rows(chosen, 3)) @ spread).trace()
+        total = (spread.mT @ kernel @ spread).trace()
+        # some hundred eps of K, the smallest pivot being about 1e-3 of it
+        error = 300 * torch.finfo(dtype).eps
+        assert residual == pytest.approx(float(after / total), rel=error * 100, abs=error)
+
+
+def test_rounding_is_not_divided_by_rounding():
+    """An output without variance, whose covariances are what rounding left of zero."""
+    kernel = torch.diag(torch.tensor([3.0, 1e-30, 1.0, 1.0], dtype=torch.float64))
+    kernel[1, 2] = kernel[2, 1] = 1e-16
+    found = greedy(kernel, 2, 2)
+    assert found.chosen.tolist() == [0, 1]
+    assert found.residual.tolist() == pytest.approx([0.4, 0.0], rel=1e-12)
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_nothing_is_left_once_all_candidates_are_chosen(case, rule):
@@ -137,6 +166,8 @@ def squared_distances(kernel: Tensor, block: int) -> Tensor:
 @pytest.mark.parametrize("block", [1, 3])
 def test_first_two_draws_of_kmeans_have_the_stated_probabilities(block):
     kernel = kernel_of(CASES[3], 5)[: 5 * block, : 5 * block].contiguous()
+    sizes = torch.linspace(1, 3, 5, dtype=torch.float64).repeat_interleave(block)
+    kernel = sizes.unsqueeze(-1) * kernel * sizes
     distances = squared_distances(kernel, block)
     expected = distances / distances.sum(-1, keepdim=True) / 5
     runs = 2000
