@@ -4,6 +4,7 @@ from lingp.inference.automatic import InferenceChoice, Space, choose_inference, 
 from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.cost import Workload
 from lingp.inference.data_term import DataTerm
+from lingp.inference.evidence import Evidence
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.function_space import FunctionSpace
 from lingp.inference.hyperparameters import (
@@ -25,6 +26,7 @@ __all__ = [
     "BoundaryWarning",
     "ConvergenceWarning",
     "DataTerm",
+    "Evidence",
     "FunctionSpace",
     "HyperparameterResult",
     "InferenceChoice",

@@ -16,6 +16,7 @@ from lingp.inference import (
     optimize,
     tune_on_validation,
 )
+from lingp.inference.evidence import Evidence, evidence
 from lingp.inference.mode import Mode
 from lingp.linearization.inputs import num_rows
 from lingp.models.conditioned import ConditionedNetwork
@@ -184,6 +185,14 @@ class LinearizedGP(ConditionedNetwork):
         With the mean this GP has: see `lingp.inference.laplace`.
         """
         return self._fitted().log_marginal_likelihood()
+
+    def evidence(self) -> Evidence:
+        """`log_marginal_likelihood` in parts, as plain numbers, with a standard error.
+
+        For a sparse posterior, `trace_term` says how far the bound may be below; for an iterative
+        one, `standard_error` how well its log determinant is known.
+        """
+        return evidence(self._fitted())
 
     def mode(self) -> Mode:
         """The optimum of the linearised model that mean="refit" uses: how it was found.

@@ -16,6 +16,7 @@ from laplace_cases import (
 )
 
 from lingp.inference import RoundingWarning, leave_one_out, optimize
+from lingp.inference.evidence import evidence
 from lingp.inference.inducing import InducingPoints, points_at
 from lingp.inference.sparse import BoundSparse, Sparse
 from lingp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
@@ -355,3 +356,17 @@ def test_mackay_and_lbfgs_find_the_same_optimum_of_the_bound():
         assert result.converged
         found.append(result.value)
     assert found[0] == pytest.approx(found[1], rel=1e-8)
+
+
+@pytest.mark.parametrize("mean", MEANS)
+def test_the_parts_of_the_evidence_add_up(mean):
+    net, x, y, _ = CASES[3].build()
+    prior, likelihood = hyperparameters("layerwise/scalar", 3)
+    laplace = sparse_laplace(net, x, y, prior, likelihood, mean, [1, 4])
+    parts = evidence(laplace)
+    assert parts.value == pytest.approx(laplace.log_marginal_likelihood().item(), rel=1e-12)
+    assert parts.trace_term > 0
+    assert "(left out)" in str(parts)
+    exact = evidence(make_laplace(net, x, y, prior, likelihood, "weight", mean))
+    assert exact.trace_term == exact.standard_error == 0
+    assert parts.value < exact.value or mean == "network"

@@ -1,0 +1,67 @@
+"""The evidence taken apart: what the data, the prior, and what was not computed say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lingp.inference.laplace import LinearizedLaplace
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """log q(D) = log_likelihood - ½ (squared_norm + log_determinant + trace_term), in nats.
+
+    Attributes
+    ----------
+    log_likelihood
+        Σ_n w_n log p(y_n | f_n) at the mean.
+    squared_norm
+        |Σ0^{-1/2} (θ - μ0)|² of the mean.
+    log_determinant
+        log det(I + Φ Φᵀ), or that of a sparse posterior's features.
+    trace_term
+        tr Λ (K - Ψ Ψᵀ): how much prior variance, weighted by curvature, a sparse posterior's
+        inducing points leave out; 0 for other methods. With it, the value is a lower bound.
+    standard_error
+        Of the value; 0 unless the log determinant is estimated by random probes.
+    mean
+        Whose mean, "network" or "refit".
+    """
+
+    log_likelihood: float
+    squared_norm: float
+    log_determinant: float
+    trace_term: float
+    standard_error: float
+    mean: str
+
+    @property
+    def value(self) -> float:
+        """log q(D)."""
+        penalty = self.squared_norm + self.log_determinant + self.trace_term
+        return self.log_likelihood - 0.5 * penalty
+
+    def __str__(self) -> str:
+        error = f" ± {self.standard_error:.2g}" if self.standard_error else ""
+        left_out = f" - {0.5 * self.trace_term:.6g} (left out)" if self.trace_term else ""
+        return (
+            f"log marginal likelihood ({self.mean} mean) {self.value:.8g}{error} = "
+            f"{self.log_likelihood:.6g} (fit) - {0.5 * self.squared_norm:.6g} (weights) - "
+            f"{0.5 * self.log_determinant:.6g} (volume){left_out}"
+        )
+
+
+@torch.no_grad()
+def evidence(laplace: LinearizedLaplace) -> Evidence:
+    """The evidence at the current hyperparameters, in parts."""
+    at = laplace.solution()
+    return Evidence(
+        log_likelihood=float(laplace.data_term.log_prob(at.outputs)),
+        squared_norm=float(at.e.square().sum()),
+        log_determinant=float(at.posterior.log_determinant()),
+        trace_term=float(at.posterior.trace_term()),
+        standard_error=0.5 * at.posterior.log_determinant_error(),
+        mean=laplace.mean,
+    )
