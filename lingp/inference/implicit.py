@@ -34,7 +34,7 @@ def attached_mode(model: WhitenedModel, mode: Mode, posterior: Posterior) -> tup
         Near the mode, without a graph: preconditions H.
     """
     gradient = model.gradient(mode.e, model.outputs(mode.e))
-    e = _Attach.apply(gradient, mode.e, _Solver(model, mode, posterior))
+    e = Attach.apply(gradient, mode.e, _Solver(model, mode, posterior))
     return e, model.outputs(e)
 
 
@@ -71,11 +71,11 @@ class _Solver:
         return found.x
 
 
-class _Attach(torch.autograd.Function):
-    """ê; its derivative in the gradient g at ê is H⁻¹."""
+class Attach(torch.autograd.Function):
+    """ê, where g(ê) = 0; its derivative in g is H⁻¹, which the third argument multiplies by."""
 
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor, e: Tensor, solver: _Solver) -> Tensor:
+    def forward(ctx: Any, gradient: Tensor, e: Tensor, solver: Product) -> Tensor:
         ctx.solver = solver
         ctx.save_for_backward(gradient)
         return e.clone()

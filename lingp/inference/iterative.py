@@ -1,0 +1,163 @@
+"""Iterative inference: the exact posterior, with a sparse one as preconditioner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lingp.inference.accumulation import Origin
+from lingp.inference.candidates import Rule
+from lingp.inference.iterative_posterior import IterativePosterior
+from lingp.inference.kernel_product import KernelProduct
+from lingp.inference.sparse import BoundSparse, Sparse
+from lingp.inference.training_set import TrainingSet
+from lingp.likelihoods import CurvatureRoot
+from lingp.priors import Prior
+
+_DENSE_SHARE = 0.5  # of memory, for a kernel that is written down
+_FEATURES_SHARE = 0.25  # of memory, for the preconditioner's features
+
+
+@dataclass(frozen=True)
+class Iterative:
+    """Exact inference by conjugate gradients: memory and products linear in N, errors stated.
+
+    Variances stopped early are too large, never too small; each comes with a bound on its error,
+    the evidence with a standard error (see `IterativePosterior`).
+
+    Attributes
+    ----------
+    num_inducing
+        Inducing inputs of the sparse posterior that preconditions; by default about 1000 / C, 0 for
+        none. More of them take fewer iterations, N·C·m memory and N·C·m² work each time curvature
+        changes.
+    select
+        How they are chosen, see `Sparse`.
+    tolerance
+        On relative residuals, on errors of variances as shares of them, and on the mean's distance
+        from the exact one in posterior standard deviations.
+    max_iterations
+        Most products per right-hand side; past it a `ConvergenceWarning` tells what is missing.
+    num_probes
+        Of the evidence; its standard error falls with their square root.
+    generator
+        Source of randomness of inducing points and probes; torch's global one by default. Probes
+        are drawn once, so that the evidence is a smooth function of hyperparameters.
+
+    Examples
+    --------
+    >>> gp = LinearizedGP(net, inference=Iterative(num_inducing=512)).fit(loader)
+
+    Raises
+    ------
+    ValueError
+        For numbers out of range.
+    """
+
+    num_inducing: int | None = None
+    select: Rule = "greedy"
+    tolerance: float = 1e-4
+    max_iterations: int = 1000
+    num_probes: int = 16
+    generator: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_inducing is not None and self.num_inducing < 0:
+            raise ValueError(
+                f"num_inducing: got {self.num_inducing}; expected a number of inputs, 0 for no "
+                "preconditioner, or None"
+            )
+        if not 0 < self.tolerance < 1:
+            raise ValueError(f"tolerance: got {self.tolerance}; expected a number between 0 and 1")
+        if self.max_iterations < 1:
+            raise ValueError(f"max_iterations: got {self.max_iterations}; expected 1 or more")
+        if self.num_probes < 2:
+            raise ValueError(f"num_probes: got {self.num_probes}; a standard error takes 2 or more")
+
+    def bind(self, training: TrainingSet, prior: Prior, memory: float) -> BoundIterative:
+        """The method with a preconditioner chosen for these data.
+
+        Parameters
+        ----------
+        training
+            The training data.
+        prior
+            A bound prior; its current variances are those of the kernel that rules use.
+        memory
+            Bytes that may be used.
+
+        Raises
+        ------
+        ValueError
+            If the data are spread over processes.
+        """
+        if not training.shards.alone:
+            raise ValueError(
+                "inference: iterative inference runs in one process, but the data are spread over "
+                f"{training.shards.size}; use Sparse(...) with a process_group"
+            )
+        sparse = None
+        if self.num_inducing != 0:
+            options = Sparse(self.num_inducing, self.select, generator=self.generator)
+            sparse = options.bind(training, prior, memory)
+            sparse.keep_bytes = _FEATURES_SHARE * memory
+        device = "cpu" if self.generator is None else self.generator.device
+        seed = torch.randint(2**62, (), generator=self.generator, device=device)
+        return BoundIterative(
+            self, sparse, KernelProduct(training, _DENSE_SHARE * memory), int(seed)
+        )
+
+
+class BoundIterative:
+    """Iterative inference with its preconditioner, products and probes.
+
+    Parameters
+    ----------
+    options
+        What the user asked for.
+    sparse
+        Makes the sparse posterior that preconditions; None for none.
+    product
+        With the kernel at the training data.
+    seed
+        Of the probes.
+    """
+
+    def __init__(
+        self, options: Iterative, sparse: BoundSparse | None, product: KernelProduct, seed: int
+    ) -> None:
+        self.options = options
+        self.sparse = sparse
+        self.product = product
+        self.seed = seed
+
+    @property
+    def tolerance(self) -> float:
+        """See `Iterative`."""
+        return self.options.tolerance
+
+    @property
+    def max_iterations(self) -> int:
+        """See `Iterative`."""
+        return self.options.max_iterations
+
+    @property
+    def num_probes(self) -> int:
+        """See `Iterative`."""
+        return self.options.num_probes
+
+    def __call__(
+        self, training: TrainingSet, prior: Prior, root: CurvatureRoot
+    ) -> IterativePosterior:
+        return IterativePosterior(training, prior, root, self)
+
+    def __str__(self) -> str:
+        preconditioner = "no preconditioner" if self.sparse is None else str(self.sparse)
+        return f"tolerance {self.tolerance:.1e}; {preconditioner}; {self.product.reason}"
+
+    def carried_over(self, training: TrainingSet, origin: Origin) -> BoundIterative:
+        """The same for a changed training set, with the same inducing points and seed."""
+        sparse = None if self.sparse is None else self.sparse.carried_over(training, origin)
+        product = KernelProduct(training, self.product.memory)
+        return BoundIterative(self.options, sparse, product, self.seed)

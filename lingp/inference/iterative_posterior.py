@@ -1,0 +1,359 @@
+"""The exact posterior by conjugate gradients, preconditioned by a sparse posterior.
+
+    B = I + Φ Φᵀ     P = I + W Wᵀ,  W = Rᵀ Ψ     P⁻¹ = I - W A⁻¹ Wᵀ,  A = I + Wᵀ W
+
+K - Ψ Ψᵀ is PSD, so B ⪰ P ⪰ I. For any x, with r = k - B x,
+
+    kᵀ B⁻¹ k - (kᵀ x + xᵀ r) = rᵀ B⁻¹ r <= rᵀ P⁻¹ r
+
+so a variance K** - (kᵀ x + xᵀ r) is never below the exact one, and P⁻¹ certifies how far above.
+log det B = log det A + tr log(P^{-1/2} B P^{-1/2}), the second with a standard error. Its gradient
+tr B⁻¹ dB is that of log det A and what the same probes find of the rest (Wenger et al., 2022,
+"Preconditioning for scalable Gaussian process hyperparameter optimization", section 3).
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from lingp.inference.convergence import ConvergenceWarning
+from lingp.inference.implicit import Attach
+from lingp.inference.krylov import Solve, Variances, solve
+from lingp.inference.lanczos import LogDeterminantEstimate, stochastic_log_determinant
+from lingp.inference.posterior import Posterior
+from lingp.inference.sparse import SparsePosterior
+from lingp.inference.training_set import TrainingSet
+from lingp.likelihoods import CurvatureRoot
+from lingp.linearization import Factors
+from lingp.operators import diagonal_blocks, gram
+from lingp.priors import Prior
+
+if TYPE_CHECKING:
+    from lingp.inference.iterative import BoundIterative
+
+_LIKELY_ITERATIONS = 30  # to count the columns of products beforehand
+_FINEST = 1e3  # eps: the smallest relative residual that is asked for
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How good the solutions so far are; the worst of all right-hand sides.
+
+    Attributes
+    ----------
+    iterations
+        Products per right-hand side.
+    residual
+        |r| / |k|.
+    bound
+        rᵀ P⁻¹ r of variances: none is more than this too large, and none is too small.
+    share
+        The same as a share of the variance that was found.
+    """
+
+    iterations: int = 0
+    residual: float = 0.0
+    bound: float = 0.0
+    share: float = 0.0
+
+    def worse(self, other: Certificate) -> Certificate:
+        """The worse of the two in every respect."""
+        return Certificate(
+            max(self.iterations, other.iterations),
+            max(self.residual, other.residual),
+            max(self.bound, other.bound),
+            max(self.share, other.share),
+        )
+
+
+@dataclass(frozen=True)
+class _Values:
+    """A prior's variances as they are now, whatever happens to it later."""
+
+    values: Tensor
+    isotropic: bool
+
+    def variances(self) -> Tensor:
+        return self.values
+
+
+class IterativePosterior(Posterior):
+    """Conjugate gradients on B = I + Φ Φᵀ; nothing is computed before it is asked for.
+
+        log det     log det A + tr log(P^{-1/2} B P^{-1/2})
+        Cov f*      K** - kᵀ x - xᵀ r,  x ≈ B⁻¹ k,  k = Rᵀ K(X, X*),  r = k - B x
+        sample      e - Φᵀ B⁻¹ (Φ e + e'),  e ~ N(0, I_P), e' ~ N(0, I_NK)     (Matheron)
+
+    A variance is solved for until |r| <= tolerance |k| and rᵀ P⁻¹ r <= tolerance · variance; a
+    mean until |r| <= tolerance, so that no output is further from its own than that many posterior
+    standard deviations (Cauchy and Schwarz: |Φ* Φᵀ B⁻¹ r|² <= Var f* · |r|²).
+
+    Parameters
+    ----------
+    training, prior, root
+        As every posterior has them.
+    method
+        Tolerance, preconditioner and products.
+
+    Attributes
+    ----------
+    certificate
+        Of all solutions so far.
+    """
+
+    def __init__(
+        self, training: TrainingSet, prior: Prior, root: CurvatureRoot, method: BoundIterative
+    ) -> None:
+        super().__init__(training, prior, root)
+        self.certificate = Certificate()
+        self._method = method
+        self._detached_root, self._detached_variances = root.detach(), self.variances.detach()
+        self._sparse: SparsePosterior | None = None
+        self._estimate: LogDeterminantEstimate | None = None
+
+    @property
+    def preconditioner(self) -> SparsePosterior | None:
+        """The sparse posterior of the same curvature, without a graph; None if there is none."""
+        if self._sparse is None and self._method.sparse is not None:
+            values = _Values(self._detached_variances, self.isotropic)
+            with torch.no_grad():
+                self._sparse = self._method.sparse(
+                    self.training, cast(Prior, values), self._detached_root
+                )
+        return self._sparse
+
+    def log_determinant(self) -> Tensor:
+        estimate = self._log_determinant_estimate()
+        if torch.is_grad_enabled() and self._has_graph():
+            known, rest = self._differentiable_log_determinant(estimate)
+            return known + estimate.mean + (rest - rest.detach())
+        sparse = self.preconditioner
+        known = self.variances.new_zeros(()) if sparse is None else sparse.log_determinant()
+        return known + estimate.mean
+
+    def log_determinant_error(self) -> float:
+        """Standard error over probes, and what Lanczos may have left unresolved."""
+        estimate = self._log_determinant_estimate()
+        return estimate.standard_error + estimate.truncation
+
+    def solve(self, z: Tensor) -> Tensor:
+        right = z.reshape(-1, 1)
+        norm = float(torch.linalg.vector_norm(right.detach()))
+        tolerance = self._method.tolerance / max(1.0, norm)
+        x = self._inverse(right, max(tolerance, _FINEST * torch.finfo(z.dtype).eps))
+        return self.whitened_t_product(x.view(*z.shape, 1)).squeeze(-1)
+
+    def precision_solve(self, b: Tensor) -> Tensor:
+        tolerance = self._method.tolerance
+        # e = b - Φᵀ B⁻¹ Φ b as "variances" bᵀ e: their relative errors are squares of those of e
+        variances = Variances(b.detach().square().sum(0), tolerance**2)
+        right = self.whitened_product(b)
+        x = self._inverse(right.flatten(0, 1), tolerance, variances)
+        return b - self.whitened_t_product(x.view_as(right))
+
+    @torch.no_grad()
+    def covariance(self, factors: Factors) -> Tensor:
+        prior = diagonal_blocks(factors, self.variances)
+        k, found = self._solve_covariances(factors, prior)
+        explained = k.mT @ found.x + found.x.mT @ found.residual
+        explained = 0.5 * (explained + explained.mT)
+        return gram(factors, variances=self.variances) - explained
+
+    @torch.no_grad()
+    def marginal_covariance(self, factors: Factors) -> Tensor:
+        prior = diagonal_blocks(factors, self.variances)
+        k, found = self._solve_covariances(factors, prior)
+        shape = (factors.num_data, factors.num_outputs)
+        k, x, r = (t.mT.unflatten(0, shape) for t in (k, found.x, found.residual))  # (n, C, N·K)
+        explained = k @ x.mT + x @ r.mT
+        return prior - 0.5 * (explained + explained.mT)
+
+    @torch.no_grad()
+    def training_covariance(self) -> Tensor:
+        """That of the sparse preconditioner: the exact one would take N·C solves."""
+        sparse = self.preconditioner
+        return super().training_covariance() if sparse is None else sparse.training_covariance()
+
+    @torch.no_grad()
+    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        training = self.training
+        e = self._standard_normal(training.num_parameters, num_samples, generator=generator)
+        noise = self._standard_normal(
+            training.num_data, self.root.rank, num_samples, generator=generator
+        )
+        right = self.whitened_product(e) + noise
+        # to a share of the data's own noise, whatever the prior adds to it
+        share = noise.square().sum((0, 1)).sqrt() / right.square().sum((0, 1)).sqrt()
+        x = self._inverse(right.flatten(0, 1), self._method.tolerance * share)
+        return e - self.whitened_t_product(x.view_as(right))
+
+    def bytes_per_row(self) -> int:
+        training = self.training
+        columns = 10 * training.num_data * self.root.rank + 2 * training.outputs.numel()
+        columns += 3 * training.num_parameters
+        return training.num_outputs * columns * self.scale.element_size()
+
+    def _has_graph(self) -> bool:
+        return any(t.requires_grad for t in (self.variances, *self.root.tensors()))
+
+    def _rows(self, w: Tensor) -> Tensor:
+        """(N·K x S) -> (N x K x S)."""
+        return w.unflatten(0, (self.training.num_data, self.root.rank))
+
+    def _product(self, w: Tensor) -> Tensor:
+        """B w, (N·K x S), without a graph."""
+        kernel = self._method.product
+        return w + kernel(w, self._detached_root, self._detached_variances, self.isotropic)
+
+    @torch.no_grad()
+    def _precondition(self, w: Tensor) -> Tensor:
+        """P⁻¹ w, (N·K x S)."""
+        sparse = self.preconditioner
+        if sparse is None:
+            return w
+        inner = sparse.precision_solve(sparse.whitened_t_product(self._rows(w)))
+        return w - sparse.whitened_product(inner).flatten(0, 1)
+
+    @torch.no_grad()
+    def _run(
+        self, right: Tensor, tolerance: float | Tensor, variances: Variances | None = None
+    ) -> Solve:
+        """B⁻¹ Y, (N·K x S), without a graph."""
+        self._expect(right.shape[1])
+        found = solve(
+            self._product,
+            right,
+            self._precondition,
+            tolerance=tolerance,
+            max_iterations=self._method.max_iterations,
+            variances=variances,
+        )
+        self._note(Certificate(found.iterations, float(found.relative.max())))
+        return found
+
+    def _inverse(
+        self, right: Tensor, tolerance: float | Tensor, variances: Variances | None = None
+    ) -> Tensor:
+        """B⁻¹ Y, (N·K x S), differentiable in Y and in the hyperparameters."""
+
+        def solved(right: Tensor, variances: Variances | None = None) -> Tensor:
+            found = self._run(right, tolerance, variances)
+            self._warn(found.converged, found.relative, found.iterations)
+            return found.x
+
+        x = solved(right.detach(), variances)
+        if not (torch.is_grad_enabled() and (right.requires_grad or self._has_graph())):
+            return x
+        moved = self.whitened_product(self.whitened_t_product(self._rows(x)))
+        rest = right - x - moved.flatten(0, 1)  # its differential is dY - dB X
+        attached: Tensor = Attach.apply(rest, x, solved)
+        return attached
+
+    def _solve_covariances(self, factors: Factors, prior: Tensor) -> tuple[Tensor, Solve]:
+        """k = Rᵀ K(X, X*), (N·K x n·C), and B⁻¹ k; `prior` are the blocks K** (n x C x C)."""
+        root, parts = self._detached_root, []
+        for rows, here in self.training.chunks():
+            cross = gram(here, factors, self._detached_variances)
+            parts.append(root.rows(rows).t_apply(cross.unflatten(0, (-1, root.num_outputs))))
+        k = torch.cat(parts).flatten(0, 1)
+        own = prior.diagonal(dim1=1, dim2=2).flatten()
+        found = self._run(k, self._method.tolerance, Variances(own, self._method.tolerance))
+        variance = own - (k * found.x).sum(0) - (found.x * found.residual).sum(0)
+        least = torch.finfo(own.dtype).eps * own.clamp(min=torch.finfo(own.dtype).tiny)
+        bound = float(found.bound.max())
+        share = float((found.bound / torch.maximum(variance, least)).max())
+        self._note(Certificate(bound=bound, share=share))
+        self._warn(
+            found.converged,
+            found.relative,
+            found.iterations,
+            f", and variances may be up to {bound:.1e} too large, {share:.1e} of themselves (never "
+            "too small)",
+        )
+        return k, found
+
+    @torch.no_grad()
+    def _log_determinant_estimate(self) -> LogDeterminantEstimate:
+        if self._estimate is None:
+            probes, method = self._probes(), self._method
+            self._expect(probes.shape[1])
+            found = stochastic_log_determinant(
+                self._product,
+                self._precondition,
+                probes,
+                tolerance=method.tolerance,
+                max_iterations=method.max_iterations,
+            )
+            self._note(Certificate(found.iterations, float(found.relative.max())))
+            self._warn(
+                found.converged,
+                found.relative,
+                found.iterations,
+                f", and log det(I + Φ Φᵀ) is off by up to {found.truncation:.1e} besides its "
+                f"standard error {found.standard_error:.1e}",
+            )
+            self._estimate = found
+        return self._estimate
+
+    def _probes(self) -> Tensor:
+        """Draws from N(0, P), (N·K x S): the same normal variates each time."""
+        outputs, method = self.training.outputs, self._method
+        generator = torch.Generator(outputs.device).manual_seed(method.seed)
+        size = self.training.num_data * self.root.rank
+        probes = self._standard_normal(size, method.num_probes, generator=generator)
+        sparse = self.preconditioner
+        if sparse is None:
+            return probes
+        inner = self._standard_normal(
+            sparse.features.num_coordinates, method.num_probes, generator=generator
+        )
+        return probes + sparse.whitened_product(inner).flatten(0, 1)
+
+    def _differentiable_log_determinant(
+        self, estimate: LogDeterminantEstimate
+    ) -> tuple[Tensor, Tensor]:
+        """log det A, and a 0-d tensor with the gradient of the rest.
+
+        tr(B⁻¹ dB) - tr(P⁻¹ dP) = E w [(B⁻¹ b)ᵀ dB (P⁻¹ b) - (P⁻¹ b)ᵀ dP (P⁻¹ b)]
+        """
+        x, y = self._rows(estimate.solved), self._rows(estimate.preconditioned)
+        terms = (self.whitened_t_product(x) * self.whitened_t_product(y)).sum(0)  # (S,)
+        known = self.variances.new_zeros(())
+        if self._method.sparse is not None:
+            values = cast(Prior, _Values(self.variances, self.isotropic))
+            sparse = self._method.sparse(self.training, values, self.root)
+            known = sparse.log_determinant()
+            terms = terms - sparse.whitened_t_product(y).square().sum(0)
+        return known, (estimate.weights * terms).mean()
+
+    def _expect(self, num_columns: int) -> None:
+        self._method.product.expect(
+            _LIKELY_ITERATIONS * num_columns, self._detached_variances, self.isotropic
+        )
+
+    def _note(self, certificate: Certificate) -> None:
+        self.certificate = self.certificate.worse(certificate)
+
+    def _warn(
+        self, converged: Tensor, relative: Tensor, iterations: int, consequence: str = ""
+    ) -> None:
+        """Say what missed the tolerance, with the numbers."""
+        if bool(converged.all()):
+            return
+        method = self._method
+        missed, largest = int((~converged).sum()), float(relative[~converged].max())
+        remedy = f"raise max_iterations (now {method.max_iterations}) or num_inducing"
+        if iterations < method.max_iterations:
+            remedy = "rounding allows no more: use dtype=torch.float64 or a larger tolerance"
+        warnings.warn(
+            f"iterative inference: {missed} of {len(converged)} right-hand sides missed the "
+            f"tolerance {method.tolerance:.1e}; after {iterations} iterations their largest "
+            f"relative residual is {largest:.1e}{consequence}. {remedy[0].upper()}{remedy[1:]}",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
