@@ -63,6 +63,11 @@ def memory_for(budget: int | None, device: torch.device, held: float = 0.0) -> f
     return _MEMORY_SHARE * (available_memory(device) + held)
 
 
+def factor_bytes(inference: Inference, memory: float) -> int:
+    """Bytes for the factors of the training data: none where inference streams over the data."""
+    return 0 if inference == "sparse" or isinstance(inference, Sparse) else int(memory / 2)
+
+
 def dense_bytes(memory: float) -> int:
     """Bytes for pieces that are written out."""
     return int(min(_DENSE_SHARE * memory, _DENSE_LIMIT))

@@ -24,6 +24,7 @@ from lingp.models.choice import (
     check_inference,
     choose_method,
     dense_bytes,
+    factor_bytes,
     memory_for,
 )
 from lingp.models.class_weights import ClassWeight
@@ -166,7 +167,7 @@ class ConditionedNetwork:
             X,
             y,
             sample_weight,
-            keep_bytes=int(memory / 2),
+            keep_bytes=factor_bytes(self.inference, memory),
             chunk_bytes=dense_bytes(memory),
             progress=progress,
         )
