@@ -131,18 +131,20 @@ def test_evidence_and_mean(num_outputs, kind, mean):
 @pytest.mark.parametrize("kind", ["isotropic/scalar", "layerwise/per-output"])
 @pytest.mark.parametrize("num_inducing", [0, 6])
 def test_gradients_of_the_evidence(num_inducing, kind, mean):
-    laplace, given = iterative_laplace(3, kind, mean, num_inducing=num_inducing, tolerance=1e-6)
+    laplace, given = iterative_laplace(3, kind, mean)
     parameters = [*laplace.prior.parameters(), *laplace.likelihood.parameters()]
     dense = dense_reference(*given)
     exact = flat(torch.autograd.grad(dense.log_evidence, parameters))
     draws = []
-    for seed in range(8):  # independent probes, so that their spread is known
-        bind(laplace, num_inducing=num_inducing, tolerance=1e-6, num_probes=4, seed=seed)
+    bind(laplace, num_inducing=num_inducing, tolerance=1e-5, num_probes=10)
+    for seed in range(16):  # independent probes, so that their spread is known
+        laplace.method.seed = seed
         draws.append(flat(torch.autograd.grad(laplace.log_marginal_likelihood(), parameters)))
     found = torch.stack(draws)
     error = found.std(0) / len(draws) ** 0.5
-    assert ((found.mean(0) - exact).abs() < 4.5 * error + 1e-6 * exact.abs()).all()
-    assert (error < 0.5 * exact.abs().max()).all()
+    # Student's t with 15 degrees of freedom: 2e-4 for one of them by chance
+    assert ((found.mean(0) - exact).abs() < 5 * error + 1e-5 * exact.abs()).all()
+    assert (error < 0.1 * exact.abs().max()).all()
 
 
 def flat(gradients) -> Tensor:
@@ -168,7 +170,7 @@ def test_a_preconditioner_makes_evidence_and_gradient_certain():
 def test_the_evidence_is_the_same_each_time_and_smooth():
     laplace, _ = iterative_laplace(1, "isotropic/scalar", num_probes=4)
     raw = laplace.prior.raw_precision
-    start = float(raw)
+    start = raw.item()
     values = []
     with torch.no_grad():
         for step in (0.0, 1e-3, 2e-3, 3e-3, 0.0):
