@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from lingp.inference.batches import cut_batches, inputs_of
 from lingp.inference.cache import ValueCache
 from lingp.inference.progress import track
 from lingp.inference.shards import Shards
 from lingp.inference.streaming import streamed_gram
 from lingp.linearization import Factors, LinearizedNetwork
-from lingp.linearization.inputs import Inputs, map_inputs, num_rows
+from lingp.linearization.inputs import Inputs, num_rows
 from lingp.operators import gram
 
 DENSE_CHUNK_BYTES = 1 << 27
@@ -41,6 +42,8 @@ class TrainingSet:
         How often each datum counts, (N,), finite and not negative; None: once each.
     factor_bytes
         Memory that the factors of all batches take together.
+    keep_bytes
+        Memory that they, and those of data added later, may take to be kept.
     chunk_bytes
         Memory for dense pieces of the Jacobian.
     progress
@@ -60,6 +63,7 @@ class TrainingSet:
         *,
         weights: Tensor | None = None,
         factor_bytes: int = 0,
+        keep_bytes: int = sys.maxsize,
         chunk_bytes: int = DENSE_CHUNK_BYTES,
         progress: bool = True,
         shards: Shards | None = None,
@@ -70,6 +74,7 @@ class TrainingSet:
         self.targets = targets
         self.weights = None if weights is None else _checked_weights(weights, outputs)
         self.factor_bytes = factor_bytes
+        self.keep_bytes = keep_bytes
         self.chunk_bytes = chunk_bytes
         self.progress = progress
         self.shards = (shards or Shards.single()).with_rows(len(outputs))
@@ -91,7 +96,8 @@ class TrainingSet:
     ) -> TrainingSet:
         """Run the network over batches of (inputs, checked targets, weights or None).
 
-        Factors are kept while they fit in `keep_bytes`. Where an error stops one of several
+        Factors are kept while they fit in `keep_bytes`. Batches whose factors would take more than
+        `chunk_bytes` are cut. Where an error stops one of several
         processes, it stops all.
         """
         shards = shards or Shards.single()
@@ -113,7 +119,8 @@ class TrainingSet:
         inputs, outputs, targets, weights = [], [], [], []
         factors: list[Factors] = []
         kept, rows, held = True, 0, 0
-        for x, y, w in track(batches, "linearising", show=progress):
+        pieces = cut_batches(linearized, batches, chunk_bytes)
+        for x, y, w in track(pieces, "linearising", show=progress):
             if kept:
                 f, batch_factors = linearized.factors(x)
                 factors.append(batch_factors)
@@ -136,6 +143,7 @@ class TrainingSet:
             factors if kept else None,
             weights=_cat_weights(weights, [len(f) for f in outputs], stacked),
             factor_bytes=held * len(stacked) // rows,
+            keep_bytes=keep_bytes,
             chunk_bytes=chunk_bytes,
             progress=progress,
         )
@@ -151,7 +159,7 @@ class TrainingSet:
         new = TrainingSet.collect(
             self.linearized,
             batches,
-            keep_bytes=sys.maxsize if self.factors_kept else 0,
+            keep_bytes=self.keep_bytes - self.factor_bytes if self.factors_kept else 0,
             chunk_bytes=self.chunk_bytes,
             progress=self.progress,
             shards=self.shards,
@@ -170,6 +178,7 @@ class TrainingSet:
                 [self.weights, new.weights], [self.num_data, new.num_data], outputs
             ),
             factor_bytes=self.factor_bytes + new.factor_bytes,
+            keep_bytes=self.keep_bytes,
             chunk_bytes=self.chunk_bytes,
             progress=self.progress,
             shards=self.shards,
@@ -243,7 +252,7 @@ class TrainingSet:
         if self._factors is not None:
             return self._factors.rows(index)
         sorted_rows, order = index.cpu().sort()
-        parts = [self.linearized.factors(x)[1] for x in _inputs_of(self.inputs, sorted_rows)]
+        parts = [self.linearized.factors(x)[1] for x in inputs_of(self.inputs, sorted_rows)]
         return Factors.cat(parts).rows(order.argsort())
 
     def subset(self, index: Tensor, shards: Shards | None = None) -> TrainingSet:
@@ -259,12 +268,13 @@ class TrainingSet:
         index = index.to(self.outputs.device)
         chosen = TrainingSet(
             self.linearized,
-            list(_inputs_of(self.inputs, index.cpu())),
+            list(inputs_of(self.inputs, index.cpu())),
             self.outputs[index],
             self.targets[index],
             None if self._factors is None else [self._factors.rows(index)],
             weights=None if self.weights is None else self.weights[index],
             factor_bytes=self.factor_bytes * len(index) // self.num_data,
+            keep_bytes=self.keep_bytes,
             chunk_bytes=self.chunk_bytes,
             progress=self.progress,
             shards=shards,
@@ -321,17 +331,6 @@ class TrainingSet:
     def tracked_dense_chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """`dense_chunks` under a progress bar."""
         return track(self.dense_chunks(), "accumulating Jᵀ J", show=self.progress)
-
-
-def _inputs_of(batches: Sequence[Inputs], index: Tensor) -> Iterator[Inputs]:
-    """The rows of each batch that are among `index`, ascending row numbers of all batches."""
-    start = 0
-    for x in batches:
-        stop = start + num_rows(x)
-        here = index[(index >= start) & (index < stop)] - start
-        if len(here):
-            yield map_inputs(lambda t, rows=here: t[rows.to(t.device)], x)  # type: ignore[misc]
-        start = stop
 
 
 def _checked_weights(weights: Tensor, outputs: Tensor) -> Tensor:

@@ -151,6 +151,11 @@ class LinearizedNetwork(FrozenCopy):
             outputs = self(x) if differentiable else torch.cat([f for f, _ in pieces])
             return outputs, Factors.cat([factors for _, factors in pieces])
 
+    def bytes_per_row(self, x: Inputs) -> int:
+        """Bytes of activations and gradients that one row like those of `x` keeps alive."""
+        with plain_autograd(self.device, False):
+            return self._plan(self._prepare(x)).bytes_per_row
+
     def _rows_at_a_time(self, plan: Plan, rows: int) -> int:
         """Batches of equal size that keep to the budget: a small last one would cost as much."""
         largest = max(1, self.memory_budget // max(1, plan.bytes_per_row))

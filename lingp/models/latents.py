@@ -70,8 +70,10 @@ class Latents:
         return torch.cat(draws).movedim(-1, 0)
 
     def batches(self, x: Inputs, posterior: Posterior, progress: bool) -> Iterator[Inputs]:
-        """Batches of rows whose dense pieces fit in memory."""
-        rows = max(1, dense_bytes(self.memory) // posterior.bytes_per_row())
+        """Batches of rows whose factors and dense pieces fit in memory."""
+        training = self.laplace.training
+        per_row = posterior.bytes_per_row() + training.factor_bytes // training.num_data
+        rows = max(1, dense_bytes(self.memory) // per_row)
         total = -(-num_rows(x) // rows)
         return track(row_batches(x, rows), "predicting", total=total, show=progress)
 
