@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import datetime
 import functools
+import runpy
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -258,6 +260,14 @@ def wrong_data(shards: Shards) -> Found:
     return found | {"went on": gp.predict(X_TEST).epistemic_variance}
 
 
+def example(shards: Shards) -> Found:
+    """What examples/distributed.py prints: it trains in parallel, too."""
+    path = Path(__file__).parents[2] / "examples" / "distributed.py"
+    found = runpy.run_path(str(path))["run"](60, 50)
+    # training adds gradients in another order, which 50 steps amplify
+    return {name: torch.tensor(value, dtype=torch.float32) for name, value in found.items()}
+
+
 def same_bits(shards: Shards) -> Found:
     """Sums of numbers whose order shows in the last bits."""
     generator = torch.Generator().manual_seed(shards.rank)
@@ -303,6 +313,7 @@ CASES: dict[str, Callable[[Shards], Found]] = {
     "past rounding": past_rounding,
     "weights and changes": weights_and_changes,
     "tuned": tuned,
+    "example": example,
     "choices": choices,
     "wrong data": wrong_data,
     **{
