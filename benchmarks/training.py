@@ -1,4 +1,4 @@
-"""Training of the benchmarks' networks: full-batch Adam towards the mode of the posterior."""
+"""Training of the benchmarks' networks: Adam towards the mode of the posterior."""
 
 from __future__ import annotations
 
@@ -61,4 +61,59 @@ def train(
             network.eval()
             precision = update()
             network.train()
+    return network.eval()
+
+
+def train_in_batches(
+    network: nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    y: Tensor,
+    *,
+    epochs: int,
+    precision: float,
+    batch_size: int = 256,
+    learning_rate: tuple[float, float] = (1e-3, 1e-5),
+) -> nn.Module:
+    """Minimise ``loss(f, y) + ½ τ |θ|²`` by Adam on random batches, with a cosine schedule.
+
+    Parameters
+    ----------
+    network : nn.Module
+        Trained in place.
+    loss : callable
+        Outputs (n x C) and targets of some rows to the sum over them of -log p(y_n | f_n).
+    x, y : Tensor
+        All inputs (N x D) and targets (N, ...).
+    epochs : int
+        Passes over the data.
+    precision : float
+        τ, the prior's precision; 0 is no weight decay.
+    batch_size : int
+        Rows per step.
+    learning_rate : (float, float)
+        Of the first and the last step.
+
+    Returns
+    -------
+    nn.Module
+        The network, in evaluation mode.
+    """
+    first, last = learning_rate
+    parameters = list(network.parameters())
+    optimizer = torch.optim.Adam(parameters, lr=first)
+    generator = torch.Generator().manual_seed(0)
+    steps, step = epochs * -(-len(x) // batch_size), 0
+    network.train()
+    for _ in range(epochs):
+        for rows in torch.randperm(len(x), generator=generator).split(batch_size):
+            for group in optimizer.param_groups:
+                group["lr"] = last + 0.5 * (first - last) * (1 + math.cos(math.pi * step / steps))
+            optimizer.zero_grad()
+            decay = sum(p.square().sum() for p in parameters)
+            # per datum, as in `train`
+            mean_loss = loss(network(x[rows]), y[rows]) / len(rows)
+            (mean_loss + 0.5 * precision * decay / len(x)).backward()
+            optimizer.step()
+            step += 1
     return network.eval()

@@ -26,6 +26,14 @@ def _status_bytes(field: str) -> int:
     raise OSError(f"{_STATUS} has no field {field}")
 
 
+def high_water_mark() -> int | None:
+    """Largest resident set of this process since it started or `peak_of` began, in bytes."""
+    try:
+        return _status_bytes("VmHWM")
+    except OSError:
+        return None
+
+
 def _release_free_memory() -> None:
     """Hand freed heap pages back, so that memory kept from earlier work does not hide a rise."""
     gc.collect()

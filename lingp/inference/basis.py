@@ -92,16 +92,21 @@ class Basis:
     def trace(self, root: CurvatureRoot) -> Tensor:
         """tr Λ K, 0-d, differentiable in R and in the variances."""
         shards = self.training.shards
-        total = shards.sum(_traces(root, self.diagonal()).sum())
         if not self._has_graph():
-            return total
+            return shards.sum(_traces(root, self.diagonal()).sum())
         # linear in the variances, one tensor's share of it each
         shares = torch.zeros_like(self.variances)
+        diagonals: list[Tensor] = []
         for rows, factors in self.training.pieces(self._rows_per_piece()):
             leaf = self.variances.detach().clone().requires_grad_()
             with torch.enable_grad():
-                part = _traces(root.rows(rows).detach(), diagonal_blocks(factors, leaf)).sum()
+                blocks = diagonal_blocks(factors, leaf)
+                part = _traces(root.rows(rows).detach(), blocks).sum()
             shares += torch.autograd.grad(part, leaf)[0]
+            diagonals.append(blocks.detach())
+        if self._diagonal is None:
+            self._diagonal = torch.cat(diagonals)
+        total = shards.sum(_traces(root, self._diagonal).sum())
         return total + (self.variances - self.variances.detach()) @ shards.sum(shares)
 
     def matmul(self, e: Tensor) -> Tensor:
