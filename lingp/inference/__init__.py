@@ -12,6 +12,7 @@ from lingp.inference.hyperparameters import (
     MisleadingObjectiveWarning,
     optimize,
 )
+from lingp.inference.iterative import Iterative
 from lingp.inference.laplace import LinearizedLaplace, Mean, Sites, Solution
 from lingp.inference.leave_one_out import LeaveOneOut, leave_one_out
 from lingp.inference.memory import available_memory
@@ -31,6 +32,7 @@ __all__ = [
     "HyperparameterResult",
     "InferenceChoice",
     "InferenceMethod",
+    "Iterative",
     "LeaveOneOut",
     "LinearizedLaplace",
     "Mean",

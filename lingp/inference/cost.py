@@ -17,8 +17,6 @@ from lingp.inference.memory import format_bytes
 
 _ITERATIONS = 30  # of CG with a preconditioner, to 1e-4, as measured on trained networks
 _PROBES = 16  # right-hand sides of the evidence
-_BLOCK = 16  # right-hand sides solved together, at least
-_CG_VECTORS = 8  # of the size of a right-hand side
 _SPARSE_SHARE = 0.75  # of memory; features of the data may be kept in the rest
 # N x C x C arrays alive while curvature is averaged over the posterior
 _SITE_ARRAYS = 16
@@ -172,29 +170,28 @@ def sparse_cost(work: Workload, num_inducing: int) -> Cost:
 def iterative_cost(work: Workload, num_inducing: int, dense: bool) -> Cost:
     """Conjugate gradients on I + Φ Φᵀ, preconditioned by inducing points.
 
-    Right-hand sides are the evidence's probes and every column of every covariance; 30 iterations
-    are assumed.
+    Right-hand sides are the evidence's probes and the columns of covariances at N new rows;
+    curvature is averaged over the sparse posterior that preconditions. 30 iterations are assumed.
 
-        flops   iterations · right-hand sides · product,  product = 4 N P, or 2 (N·K)² with a dense
-                kernel; and the preconditioner's N·M pairs + 3 N·K m²
-        bytes   8 N·C + 2 P for each of 16 right-hand sides, pieces, N·K m twice for the
-                preconditioner; (N·C)² twice and the factors for a dense kernel
+    flops   iterations · right-hand sides · (product + 4 N·K m),  product = 4 N P, or 2 (N·K)² with
+            a dense kernel of N² pairs / 2; and those of sparse inference
+    bytes   vectors of N·C and of P for the C right-hand sides of one row, or a chunk of them; a
+            quarter of the memory is for features N·C m, half of it for a dense kernel (N·C)²,
+            which takes the factors of all rows
     """
     rows, weighted = work.rows, work.weighted_rows
     size = float(num_inducing * work.num_outputs)
-    right = work.num_covariances * rows + _PROBES
     product = 2 * weighted**2 if dense else 4.0 * work.num_data * work.num_parameters
-    flops = _ITERATIONS * right * (product + 4 * weighted * size)
-    flops += work.num_posteriors * (
-        work.num_data * num_inducing * work.pair_flops + 3 * weighted * size**2
-    )
+    flops = _ITERATIONS * (rows + _PROBES) * (product + 4 * weighted * size)
+    flops += sparse_cost(work, num_inducing).flops
+    block = work.num_outputs * (12 * rows + 3 * work.num_parameters) * work.itemsize
+    rest = 2 * max(block, work.chunk_bytes) + 8 * size**2 * work.itemsize
+    kernel = 0.0
     if dense:
         flops += 0.5 * work.num_data**2 * work.pair_flops
-    numbers = _BLOCK * (_CG_VECTORS * rows + 2 * work.num_parameters) + 2 * weighted * size
-    numbers += 3 * work.chunk_bytes / work.itemsize
-    if dense:
-        numbers += 2 * rows**2 + work.factor_bytes / work.itemsize
-    return _cost(work, flops, numbers, 0.0)
+        kernel = rows**2 * work.itemsize + 2 * work.factor_bytes
+    count = max(2 * kernel, 4 * rows * size * work.itemsize, 4 * rest)
+    return _cost(work, flops, count / work.itemsize, 0.0)
 
 
 def _cost(work: Workload, flops: float, numbers: float, tuning: float) -> Cost:

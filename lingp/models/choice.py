@@ -12,6 +12,7 @@ from lingp.inference import (
     FunctionSpace,
     InferenceChoice,
     InferenceMethod,
+    Iterative,
     Mean,
     Sites,
     Space,
@@ -38,7 +39,6 @@ class Bindable(Protocol):
 
 Inference = Literal["auto"] | Space | InferenceMethod | Bindable
 
-_CHOSEN: tuple[Space, ...] = ("weight_space", "function_space", "sparse")  # by "auto"
 _NUM_AVERAGED = 8  # posteriors until curvature is its own average, as measured on classifiers
 _NUM_NEWTON = 10  # posteriors on the way to a mode
 _MEMORY_SHARE = 0.8  # of what is free, when the user names no budget
@@ -49,7 +49,7 @@ _DENSE_LIMIT = 1 << 28  # bytes; larger pieces are no faster
 def check_inference(inference: Inference) -> None:
     """Raise unless `inference` is a name, can be bound to data or can be called."""
     names = ("auto", *get_args(Space))
-    if isinstance(inference, type) and issubclass(inference, Sparse):
+    if isinstance(inference, type) and issubclass(inference, Sparse | Iterative):
         raise ValueError(f"inference: got the class {inference.__name__}; give an object of it")
     if not (callable(inference) or isinstance(inference, Bindable) or inference in names):
         listed = ", ".join(f'"{name}"' for name in names)
@@ -116,7 +116,7 @@ def choose_method(
         workload(training, likelihood, memory, mean, sites),
         memory=memory,
         limit=flop_limit(training.outputs.device) if inference == "auto" else math.inf,
-        among=[space for space in _CHOSEN if training.shards.alone or space != "function_space"],
+        among=get_args(Space) if training.shards.alone else ("weight_space", "sparse"),
     )
     if choice.space == "function_space":
         return FunctionSpace, choice
@@ -126,7 +126,8 @@ def choose_method(
         return WeightSpace, choice
     # inducing points that are the same each time, without a draw from the global source
     generator = torch.Generator().manual_seed(0)
-    options = Sparse(choice.num_inducing, generator=generator)
+    kind = Iterative if choice.space == "iterative" else Sparse
+    options = kind(choice.num_inducing, generator=generator)
     return options.bind(training, prior, memory - _held(training)), choice
 
 

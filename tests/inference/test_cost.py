@@ -56,26 +56,30 @@ def test_sparse_is_the_count():
 
 def test_iterative_is_the_count():
     each = 30 * (30 + 16)  # iterations and right-hand sides
-    setup = 10 * 2 * PAIR + 3 * 20 * 36
+    sparse = sparse_cost(WORK, 2).flops
     products = iterative_cost(WORK, 2, False)
-    assert products.flops == pytest.approx(each * (4 * 10 * 25 + 4 * 20 * 6) + setup)
-    assert products.bytes == (16 * (8 * 30 + 2 * 25) + 2 * 20 * 6) * 8 + HELD
+    assert products.flops == pytest.approx(each * (4 * 10 * 25 + 4 * 20 * 6) + sparse)
+    # three outputs' vectors twice, and matrices m x m, in a quarter of the memory
+    block = 3 * (12 * 30 + 3 * 25) * 8
+    assert products.bytes == 4 * (2 * block + 8 * 36 * 8) + HELD
     dense = iterative_cost(WORK, 2, True)
-    assert dense.flops == pytest.approx(each * (2 * 20**2 + 4 * 20 * 6) + setup + 50 * PAIR)
-    assert dense.bytes == products.bytes + 2 * 900 * 8 + 1000
+    assert dense.flops == pytest.approx(each * (2 * 20**2 + 4 * 20 * 6) + sparse + 50 * PAIR)
+    more = iterative_cost(dataclasses.replace(WORK, factor_bytes=1e6), 2, True)
+    assert more.bytes == 2 * (900 * 8 + 2e6) + HELD
+    assert iterative_cost(WORK, 40, False).bytes >= 4 * 30 * 120 * 8  # features
 
 
 @every_method
 def test_averaged_curvature_takes_a_posterior_and_covariances_each_time(cost):
     once, averaged = cost(WORK), cost(AVERAGED)
-    assert 2 * once.flops < averaged.flops < 5 * once.flops
+    assert once.flops < averaged.flops < 5 * once.flops
     assert averaged.bytes >= once.bytes + 16 * 90 * 8  # N x C x C arrays
 
 
 @every_method
 def test_pieces_of_the_data_take_memory_where_data_are_streamed(cost):
-    more = cost(dataclasses.replace(WORK, chunk_bytes=1000.0)).bytes - cost(WORK).bytes
-    assert more == 0 if cost is function_space_cost else more >= 3000
+    more = cost(dataclasses.replace(WORK, chunk_bytes=1e6)).bytes - cost(WORK).bytes
+    assert more == 0 if cost is function_space_cost else more >= 2e6
 
 
 def test_memory_of_sparse_is_free_of_rows_but_for_what_is_held_per_row():
