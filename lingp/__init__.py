@@ -5,7 +5,7 @@ linearised Laplace: predictions with error bars, the marginal likelihood, sample
 """
 
 from lingp import data, inference, kernels, likelihoods, linearization, models, operators, priors
-from lingp.inference import Sparse
+from lingp.inference import Iterative, Sparse
 from lingp.kernels import NetworkMean, NTKernel
 from lingp.linearization import LinearizedNetwork, register_rule
 from lingp.models import JointPrediction, LeaveOneOutPrediction, LinearizedGP, Prediction
@@ -13,6 +13,7 @@ from lingp.models import JointPrediction, LeaveOneOutPrediction, LinearizedGP, P
 __version__ = "0.1.0"
 
 __all__ = [
+    "Iterative",
     "JointPrediction",
     "LeaveOneOutPrediction",
     "LinearizedGP",

@@ -83,7 +83,7 @@ def fitted(case, device, space, mean):
 
 
 @pytest.mark.parametrize("mean", ["network", "refit"])
-@pytest.mark.parametrize("space", ["weight_space", "function_space"])
+@pytest.mark.parametrize("space", ["weight_space", "function_space", "sparse"])
 @pytest.mark.parametrize("case", RESOLVED, ids=str)
 def test_evidence_and_predictions_of_every_likelihood(case, space, mean):
     results = {}
@@ -117,3 +117,44 @@ def test_draws_and_tuning_stay_on_the_device(dtype):
     assert draws.device.type == "cuda"
     assert draws.dtype == dtype
     assert torch.equal(draws, again)
+
+
+@pytest.mark.parametrize("select", ["greedy", "kmeans++", "random"])
+@pytest.mark.parametrize("points", ["inputs", "pairs"])
+def test_inducing_points_are_chosen_on_the_device(points, select):
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0)).double()
+    y = x[:, :2].sin()
+    variances = []
+    for device in ("cuda", "cpu"):
+        options = lingp.Sparse(
+            8, select, points=points, generator=torch.Generator(device).manual_seed(0)
+        )
+        gp = lingp.LinearizedGP(network(2).to(device), prior=2.0, inference=options)
+        gp.fit(x.to(device), y.to(device), progress=False)
+        variances.append(gp.predict(x.to(device), progress=False).variance)
+        draws = gp.sample(x[:5].to(device), 2, generator=torch.Generator(device).manual_seed(1))
+        assert draws.device.type == variances[-1].device.type == device
+    if select == "greedy":  # the others draw, and devices draw other numbers
+        close(*variances)
+
+
+@pytest.mark.parametrize("mean", ["network", "refit"])
+@pytest.mark.parametrize("likelihood", ["gaussian", "categorical"])
+def test_iterative_inference_meets_its_tolerance_on_the_device(likelihood, mean):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 3, generator=generator).double()
+    y = torch.randint(3, (60,), generator=generator) if likelihood == "categorical" else x.sin()
+    options = {"prior": 2.0, "mean": mean, "sites": "mean"}
+    exact = lingp.LinearizedGP(network(3), likelihood, **options).fit(x, y, progress=False)
+    found = lingp.LinearizedGP(
+        network(3).cuda(), likelihood, inference=lingp.Iterative(10, tolerance=1e-8), **options
+    ).fit(x.cuda(), y.cuda(), progress=False)
+    x_test = torch.randn(7, 3, generator=generator).double()
+    expected, posterior = exact.posterior(x_test), found.posterior(x_test.cuda())
+    close(posterior.mean, expected.mean, rtol=1e-6, atol=1e-6)
+    close(posterior.covariance_matrix, expected.covariance_matrix, rtol=1e-6, atol=1e-6)
+    parts = found.evidence()
+    assert parts.standard_error > 0
+    assert abs(parts.value - exact.evidence().value) < 5 * parts.standard_error + 1e-3
+    draws = found.sample(x_test.cuda(), 2, generator=torch.Generator("cuda").manual_seed(0))
+    assert draws.device.type == "cuda"
