@@ -7,6 +7,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -281,7 +282,7 @@ def _check_numbers(
     count: int, per_input: int, number: int | None, tolerance: float | None, candidates: int | None
 ) -> None:
     for name, given in (("num_inducing", number), ("num_candidates", candidates)):
-        if given is not None and (not isinstance(given, int) or given < 1):
+        if given is not None and (not isinstance(given, (int, np.integer)) or given < 1):
             raise ValueError(f"{name}: got {given!r}; expected a positive integer, or None")
     if number is not None and number > count * per_input:
         what = "inputs" if per_input == 1 else "(input, output) pairs"

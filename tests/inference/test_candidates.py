@@ -1,5 +1,6 @@
 """Inducing points chosen among training inputs: how many, which rows, what is refused."""
 
+import numpy as np
 import pytest
 import torch
 from laplace_cases import CASES, Case, dense_jacobian
@@ -158,6 +159,25 @@ def test_choices_are_repeatable(select):
     )
     assert torch.equal(first, second)
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("points", ["inputs", "pairs"])
+def test_float32_chooses_as_float64_does(points):
+    net, x, y, _ = CASES[3].build(30)
+    rows = []
+    for dtype in (torch.float64, torch.float32):
+        training = TrainingSet.collect(
+            LinearizedNetwork(net, dtype=dtype),
+            [(x.to(dtype), y.to(dtype), None)],
+            keep_bytes=1 << 30,
+            progress=False,
+        )
+        inducing, choice = choose_inducing(
+            training, ones(training).to(dtype), num_inducing=np.int64(6), points=points
+        )
+        assert inducing.kernel(ones(training).to(dtype)).dtype == dtype
+        rows.append(choice.rows)
+    assert torch.equal(*rows)
 
 
 def test_default_number_is_bounded():
