@@ -1,0 +1,491 @@
+"""The iterative posterior: iterations, time, certificates; against the exact one on fewer rows.
+
+kin40k (split 0: 36,000 training rows), an MLP 8-1024-1024-1 (P ≈ 1.06M) trained by Adam, Gaussian
+noise of the residuals' variance, prior precisions 100 and 1, M inducing inputs.
+
+    all rows     variances at test rows and the evidence, to a relative residual of 1e-4; iterations
+                 of a few right-hand sides with and without the preconditioner (those without end at
+                 ``--most`` times as many)
+    fewer rows   (``--exact-rows``) errors against function space; certificates; what is left when
+                 the iteration ends after 5, 20, 80 products
+
+    python benchmarks/iterative.py --output iterative.md --cache ~/.cache/lingp-benchmarks
+    python benchmarks/iterative.py --rows 8000 --points 200            # a few minutes
+    python benchmarks/iterative.py --rows 0                            # fewer rows only
+    python benchmarks/iterative.py --quick
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import platform
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import datasets
+import networks
+import numpy as np
+import torch
+from harness import command_line, table
+from torch import Tensor, nn
+from training import train_in_batches
+
+import lingp
+from lingp.inference import ConvergenceWarning, FunctionSpace, LinearizedLaplace, TrainingSet
+from lingp.inference.evidence import evidence
+from lingp.inference.iterative import BoundIterative
+from lingp.inference.iterative_posterior import IterativePosterior
+from lingp.inference.krylov import solve_recorded
+
+T = TypeVar("T")
+EARLY = (5, 20, 80)
+TOLERANCE = 1e-4
+NOISE = 0.05  # in training, whatever it turns out to be
+_BATCH = 1024  # rows that factors are made for
+_DENSE_SHARES = 2.1  # of a dense kernel: memory with which one is written down
+
+
+@dataclass(frozen=True)
+class Task:
+    """The network, the data, and the variance of the noise."""
+
+    network: nn.Module
+    x: Tensor
+    y: Tensor
+    test: Tensor
+    noise: float
+
+    def laplace(self, rows: int, precision: float) -> LinearizedLaplace:
+        """Of the first rows, with function space for a start."""
+        linearized = lingp.LinearizedNetwork(self.network)
+        batches = [
+            (self.x[start:stop], self.y[start:stop], None)
+            for start in range(0, rows, _BATCH)
+            for stop in [min(start + _BATCH, rows)]
+        ]
+        training = TrainingSet.collect(linearized, batches, keep_bytes=sys.maxsize, progress=False)
+        prior = lingp.priors.Isotropic(precision).bind(linearized.parameter_names)
+        likelihood = lingp.likelihoods.Gaussian(noise=self.noise)
+        return LinearizedLaplace(training, prior, likelihood, FunctionSpace)
+
+
+def make_task(arguments: argparse.Namespace) -> Task:
+    """The data in random order; the network from the cache, or trained."""
+    split = datasets.regression(datasets.folder(arguments.data), "kin40k", 0)
+    order = np.random.default_rng(0).permutation(len(split.train.y))
+    x, y = (torch.from_numpy(a[order]) for a in (split.train.x, split.train.y))
+    sizes = [x.shape[1], arguments.width, arguments.width, 1]
+    torch.manual_seed(0)
+    network = networks.build({"kind": "mlp", "sizes": sizes})
+    weights = trained_weights(network, x, y, arguments)
+    networks.load_weights(network, weights, torch.float64)
+    with torch.no_grad():
+        residuals = [
+            network(a).squeeze(-1) - b
+            for a, b in zip(x.split(_BATCH), y.split(_BATCH), strict=True)
+        ]
+    noise = float(torch.cat(residuals).square().mean())
+    # test rows are in the file's order, and no use is made of their targets
+    return Task(network, x, y.unsqueeze(-1), torch.from_numpy(split.test.x), noise)
+
+
+def trained_weights(
+    network: nn.Module, x: Tensor, y: Tensor, arguments: argparse.Namespace
+) -> dict[str, np.ndarray]:
+    """After so many epochs of Adam in float32."""
+    kept = None
+    if arguments.cache is not None:
+        name = f"kin40k-{arguments.width}-{arguments.epochs}-{len(x)}.npz"
+        kept = arguments.cache.expanduser() / name
+    if kept is not None and kept.exists():
+        with np.load(kept) as file:
+            return dict(file)
+
+    def loss(f: Tensor, y: Tensor) -> Tensor:
+        return (f.squeeze(-1) - y).square().sum() / (2 * NOISE)
+
+    with stage("training"):
+        train_in_batches(
+            network, loss, x.float(), y.float(), epochs=arguments.epochs, precision=1.0
+        )
+    weights = networks.weights(network)
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(kept, **weights)
+    return weights
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Say on standard error what takes how long."""
+    start = time.perf_counter()
+    yield
+    print(f"{name}: {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """What the work gives, and its seconds."""
+    start = time.perf_counter()
+    result = work()
+    return result, time.perf_counter() - start
+
+
+def bound(laplace: LinearizedLaplace, arguments: argparse.Namespace) -> BoundIterative:
+    """Iterative inference with a dense kernel."""
+    rows = laplace.training.outputs.numel()
+    memory = _DENSE_SHARES * rows**2 * laplace.training.outputs.element_size()
+    options = lingp.Iterative(
+        min(arguments.inducing, rows // 2),
+        tolerance=TOLERANCE,
+        num_probes=arguments.probes,
+        generator=torch.Generator().manual_seed(0),
+    )
+    return options.bind(laplace.training, laplace.prior, memory)
+
+
+def variances(
+    laplace: LinearizedLaplace, test: Tensor, block: int
+) -> tuple[Tensor, IterativePosterior]:
+    """Latent variances (n,), and the posterior whose certificate is that of all of them."""
+    posterior = laplace.posterior()
+    parts = []
+    for x in test.split(block):
+        _, factors = laplace.training.linearized.factors(x)
+        parts.append(posterior.marginal_covariance(factors).flatten())
+    return torch.cat(parts), posterior
+
+
+def iterations(
+    laplace: LinearizedLaplace, test: Tensor, *, preconditioned: bool, most: int
+) -> tuple[list[int], float]:
+    """Products until every column of Rᵀ K(X, test) is solved, and the worst residual left."""
+    posterior, method = laplace.posterior(), laplace.method
+    sparse, root = posterior.preconditioner, posterior.root
+    training = laplace.training
+    _, factors = training.linearized.factors(test)
+    columns = training.matmul(posterior.scale.square().unsqueeze(-1) * factors.jacobian()[:, 0].mT)
+    right = root.t_apply(columns).flatten(0, 1)
+
+    def product(w: Tensor) -> Tensor:
+        return w + method.product(w, root, posterior.variances, posterior.isotropic)
+
+    def precondition(w: Tensor) -> Tensor:
+        rows = w.unflatten(0, (training.num_data, root.rank))
+        inner = sparse.precision_solve(sparse.whitened_t_product(rows))
+        return w - sparse.whitened_product(inner).flatten(0, 1)
+
+    found, steps = solve_recorded(
+        product, right, precondition if preconditioned else _same, TOLERANCE, most
+    )
+    return (steps.sizes > 0).sum(0).tolist(), float(found.relative.max())
+
+
+def _same(w: Tensor) -> Tensor:
+    return w
+
+
+@torch.no_grad()
+def on_all_rows(
+    laplace: LinearizedLaplace, task: Task, points: int, arguments: argparse.Namespace
+) -> list[str]:
+    """Cells of one prior precision: variances, evidence, iterations with and without."""
+    precision = float(laplace.prior.precision)
+    with stage(f"precision {precision:g}: preconditioner"):
+        _, setup = timed(lambda: laplace.posterior().preconditioner)
+    few = task.test[: arguments.columns]
+    with stage(f"precision {precision:g}: {arguments.columns} columns"):
+        with_it, _ = iterations(laplace, few, preconditioned=True, most=10_000)
+    most = math.ceil(arguments.most * max(with_it))
+    with stage(f"precision {precision:g}: {arguments.columns} columns, no preconditioner"):
+        without, left = iterations(laplace, few, preconditioned=False, most=most)
+    with stage(f"precision {precision:g}: variances"):
+        (found, posterior), seconds = timed(
+            lambda: variances(laplace, task.test[:points], arguments.block)
+        )
+    certificate = posterior.certificate
+    with stage(f"precision {precision:g}: evidence"):
+        parts, evidence_seconds = timed(lambda: evidence(laplace))
+    reached = left <= TOLERANCE
+    return [
+        f"{precision:g}",
+        str(len(found)),
+        f"{setup:.1f}",
+        str(certificate.iterations),
+        f"{seconds:.1f}",
+        table.scientific(certificate.residual),
+        table.scientific(certificate.share),
+        f"{parts.value:.1f} ± {parts.standard_error:.2g}",
+        f"{evidence_seconds:.1f}",
+        f"{statistics.median(with_it):g}",
+        f"{'' if reached else '> '}{statistics.median(without):g}",
+        f"{'' if reached else '> '}{sum(without) / sum(with_it):.1f}",
+    ]
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Variances and evidence in function space."""
+
+    variance: Tensor
+    evidence: float
+
+
+@torch.no_grad()
+def exact(laplace: LinearizedLaplace, test: Tensor) -> Exact:
+    """What function space gives, by Cholesky."""
+    laplace.method = FunctionSpace
+    _, factors = laplace.training.linearized.factors(test)
+    variance = laplace.posterior().marginal_covariance(factors).flatten()
+    return Exact(variance, float(laplace.log_marginal_likelihood()))
+
+
+@torch.no_grad()
+def against_exact(
+    laplace: LinearizedLaplace, truth: Exact, test: Tensor, arguments: argparse.Namespace
+) -> tuple[list[str], bool]:
+    """Cells of one prior precision, and whether no error is above its certificate."""
+    found, posterior = variances(laplace, test, arguments.block)
+    error, certificate = found - truth.variance, posterior.certificate
+    parts = evidence(laplace)
+    off = abs(parts.value - truth.evidence)
+    # Cholesky's own rounding, relative to the prior's variance
+    rounding = 1e-10 * float(posterior.variances[0]) * _largest_prior(laplace, test)
+    cells = [
+        f"{float(laplace.prior.precision):g}",
+        str(certificate.iterations),
+        table.scientific(float(error.max())),
+        table.scientific(certificate.bound),
+        table.scientific(float((error / truth.variance).max())),
+        table.scientific(certificate.share),
+        table.scientific(float((error / truth.variance).min())),
+        f"{truth.evidence:.2f}",
+        f"{parts.value:.2f} ± {parts.standard_error:.2g}",
+        f"{off / parts.standard_error:.1f}",
+    ]
+    return cells, bool((error <= certificate.bound + rounding).all())
+
+
+def _largest_prior(laplace: LinearizedLaplace, test: Tensor) -> float:
+    """The largest |J(x)|² of some inputs."""
+    _, factors = laplace.training.linearized.factors(test)
+    return float(lingp.operators.diagonal_blocks(factors).max())
+
+
+@torch.no_grad()
+def stopped_early(
+    laplace: LinearizedLaplace, truth: Exact, test: Tensor, arguments: argparse.Namespace
+) -> tuple[list[list[str]], float, float]:
+    """A row per number of products; the least excess over exact, the largest rise from the last."""
+    method, rows = laplace.method, []
+    before, lowest, rise = None, math.inf, -math.inf
+    for count in EARLY:
+        options = replace(method.options, max_iterations=count, tolerance=1e-12)
+        laplace.method = BoundIterative(options, method.sparse, method.product, method.seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            found, posterior = variances(laplace, test, arguments.block)
+        excess = (found - truth.variance) / truth.variance
+        lowest = min(lowest, float(excess.min()))
+        if before is not None:
+            rise = max(rise, float(((found - before) / truth.variance).max()))
+        before = found
+        values = (float(excess.median()), float(excess.max()), float(excess.min()))
+        rows.append(
+            [
+                f"{float(laplace.prior.precision):g}",
+                str(count),
+                *map(table.scientific, values),
+                table.scientific(posterior.certificate.share),
+            ]
+        )
+    laplace.method = method
+    return rows, lowest, rise
+
+
+def set_precision(laplace: LinearizedLaplace, precision: float) -> None:
+    """Exchange the prior; the kernel for unit variances is kept."""
+    names = laplace.training.linearized.parameter_names
+    laplace.prior = lingp.priors.Isotropic(precision).bind(names)
+
+
+def on_few_rows(task: Task, precisions: list[float], arguments: argparse.Namespace) -> list[str]:
+    """The part of the report that compares with function space."""
+    rows = min(arguments.exact_rows, len(task.x))
+    test = task.test[: arguments.exact_points]
+    laplace = task.laplace(rows, precisions[0])
+    truths = {}
+    with stage(f"exact, N = {rows}"):
+        for precision in precisions:
+            set_precision(laplace, precision)
+            truths[precision] = exact(laplace, test)
+    errors, early, targets = [], [], []
+    for precision in precisions:
+        set_precision(laplace, precision)
+        with stage(f"precision {precision:g}, N = {rows}"):
+            laplace.method = bound(laplace, arguments)
+            cells, within = against_exact(laplace, truths[precision], test, arguments)
+            errors.append(cells)
+            found, lowest, rise = stopped_early(laplace, truths[precision], test, arguments)
+            early += found
+        name = f"precision {precision:g}"
+        met = "met" if within else "not met"
+        targets += [
+            f"- {name}: errors of variances within their certificate: {met}",
+            table.verdict(
+                f"{name}: stopped early, least (v - exact) / exact", lowest, -1e-8, unit=""
+            ),
+            table.verdict(f"{name}: rises on the way", rise, 1e-8, at_most=True, unit=""),
+        ]
+    return [
+        f"## N = {rows} against function space, {len(test)} test rows",
+        "",
+        table.markdown_table(_ERRORS, errors),
+        "",
+        "Error: of variances, v - exact; bound: the certificate's; share: both as shares of the "
+        "variance. Off: distance of the evidences in standard errors.",
+        "",
+        table.markdown_table(_EARLY, early),
+        "",
+        "(v - exact) / exact of the variances when the iteration ends after so many products.",
+        "",
+        *targets,
+    ]
+
+
+_ERRORS = [
+    "precision",
+    "iterations",
+    "largest error",
+    "bound",
+    "largest error / v",
+    "share",
+    "least error / v",
+    "exact evidence",
+    "evidence",
+    "off",
+]
+_EARLY = ["precision", "products", "median", "largest", "least", "certified share"]
+_ALL = [
+    "precision",
+    "test rows",
+    "preconditioner (s)",
+    "iterations",
+    "variances (s)",
+    "residual",
+    "certified share",
+    "evidence",
+    "evidence (s)",
+    "columns: iterations",
+    "without",
+    "ratio",
+]
+
+
+def on_many_rows(task: Task, precisions: list[float], arguments: argparse.Namespace) -> list[str]:
+    """The part of the report about all rows."""
+    rows = min(arguments.rows, len(task.x))
+    laplace = task.laplace(rows, precisions[0])
+    with stage(f"kernel, N = {rows}"):
+        _, seconds = timed(laplace.training.unit_gram)
+    with stage("inducing points"):
+        laplace.method, choosing = timed(lambda: bound(laplace, arguments))
+    cells = []
+    for precision, points in zip(precisions, arguments.points, strict=True):
+        set_precision(laplace, precision)
+        cells.append(on_all_rows(laplace, task, points, arguments))
+    targets = []
+    for row in cells:
+        ratio, prefix = row[-1].removeprefix("> "), "at least " * row[-1].startswith(">")
+        targets += [
+            table.verdict(
+                f"precision {row[0]}: {prefix}so many times fewer iterations", float(ratio), 10
+            ),
+            table.verdict(
+                f"precision {row[0]}: residual", float(row[5]), TOLERANCE, at_most=True, unit=""
+            ),
+        ]
+    return [
+        f"## N = {rows}",
+        "",
+        f"Kernel {seconds:.1f} s, inducing points {choosing:.1f} s: {laplace.method}",
+        "",
+        table.markdown_table(_ALL, cells),
+        "",
+        f"Iterations: the most of any right-hand side. Evidence: {arguments.probes} probes, ± its "
+        f"standard error. The last three: products until |r| <= {TOLERANCE:g} |k| for "
+        f"{arguments.columns} right-hand sides (median), with and without the preconditioner, and "
+        "the ratio of their sums.",
+        "",
+        *([] if arguments.quick else targets),
+        "",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that all works")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--output", type=Path, help="write the report to this file too")
+    parser.add_argument("--data", metavar="FOLDER", help="see datasets.py")
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="keep trained weights here")
+    parser.add_argument("--rows", type=int, help="training rows (36000; 0: leave that part out)")
+    parser.add_argument("--points", help="test rows (1000), or for each precision")
+    parser.add_argument("--precisions", default="100,1", help="of the prior, with commas")
+    parser.add_argument("--exact-rows", type=int, help="rows for the exact posterior (5000; 0)")
+    parser.add_argument("--exact-points", type=int, help="test rows there (200)")
+    parser.add_argument("--inducing", type=int, help="M (512)")
+    parser.add_argument("--columns", type=int, default=4, help="columns without preconditioner")
+    parser.add_argument("--most", type=float, default=12.0, help="times the iterations with it")
+    parser.add_argument("--probes", type=int, default=16, help="of the evidence")
+    parser.add_argument("--block", type=int, default=250, help="test rows solved together")
+    parser.add_argument("--epochs", type=int, help="of training (40)")
+    parser.add_argument("--width", type=int, help="of the hidden layers (1024)")
+    arguments = parser.parse_args()
+    defaults = {"rows": 36000, "points": "1000", "exact_rows": 5000, "exact_points": 200}
+    defaults |= {"inducing": 512, "epochs": 40, "width": 1024}
+    if arguments.quick:
+        defaults = {"rows": 300, "points": "8", "exact_rows": 100, "exact_points": 5}
+        defaults |= {"inducing": 20, "epochs": 1, "width": 16}
+    for name, value in defaults.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+    precisions = [float(p) for p in arguments.precisions.split(",")]
+    points = [int(n) for n in arguments.points.split(",")]
+    arguments.points = points * len(precisions) if len(points) == 1 else points
+    if len(arguments.points) != len(precisions):
+        raise SystemExit(
+            f"--points: got {len(points)} numbers for {len(precisions)} precisions; give one, or "
+            "as many"
+        )
+    torch.set_num_threads(arguments.threads)
+    task = make_task(arguments)
+    parts = []
+    if arguments.rows:
+        parts += on_many_rows(task, precisions, arguments)
+    if arguments.exact_rows:
+        parts += on_few_rows(task, precisions, arguments)
+    weights = sum(p.numel() for p in task.network.parameters())
+    report = [
+        f"# Iterative posterior, kin40k, MLP 8-{arguments.width}-{arguments.width}-1, "
+        f"P = {weights}, M = {arguments.inducing}",
+        "",
+        f"{table.processor()}, {arguments.threads} threads; Python {platform.python_version()}, "
+        f"torch {torch.__version__}; noise {task.noise:.2g}, float64, tolerance {TOLERANCE:g}",
+        "",
+        *parts,
+    ]
+    command_line.publish("\n".join(report), arguments.output)
+
+
+if __name__ == "__main__":
+    main()
