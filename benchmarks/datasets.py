@@ -2,7 +2,9 @@
 
 The folder is the flag ``--data``, else the variable ``LINGP_DATA``, else ``shared/data`` beside the
 repository. Files and keys: ``cls_<name>.npz`` with ``X``, ``y``, ``immer2021_test_index`` and
-``immer2021_valid_index`` (splits x rows); ``uci_<name>.npz`` with ``X``, ``y``, ``test_index``.
+``immer2021_valid_index`` (splits x rows); ``uci_<name>.npz`` with ``X``, ``y`` and ``test_index``
+(splits x rows) or ``test_mask`` (rows x splits, bits packed along the rows);
+``mnist_t10k.npz`` and ``notmnist_t10k.npz`` with ``images`` (n x 28 x 28, bytes) and ``labels``.
 """
 
 from __future__ import annotations
@@ -98,7 +100,11 @@ def classification(where: Path, name: str, index: int) -> Split:
 def regression(where: Path, name: str, index: int) -> Split:
     """One standard split of a UCI regression data set, everything standardised."""
     with np.load(where / f"uci_{name}.npz", allow_pickle=False) as file:
-        x, y, test = file["X"], file["y"], file["test_index"][index]
+        x, y = file["X"], file["y"]
+        if "test_index" in file:
+            test = file["test_index"][index]
+        else:
+            test = np.flatnonzero(np.unpackbits(file["test_mask"][:, index])[: len(y)])
     train = np.setdiff1d(np.arange(len(y)), test)
     x = _standardised(x, x[train])
     mean, std = float(y[train].mean()), float(y[train].std())
@@ -106,3 +112,29 @@ def regression(where: Path, name: str, index: int) -> Split:
     nothing = np.arange(0)
     parts = [Rows(x[rows], y[rows]) for rows in (train, nothing, test)]
     return Split(*parts, target_mean=mean, target_std=std)
+
+
+def images(where: Path, name: str, *sizes: int) -> list[Rows]:
+    """Disjoint random parts of a set of images, the same ones every time.
+
+    Parameters
+    ----------
+    where
+        The folder.
+    name
+        "mnist" or "notmnist".
+    *sizes
+        Of each part.
+
+    Returns
+    -------
+    list of Rows
+        Images (n x 1 x 28 x 28) in float32 between 0 and 1, and labels.
+    """
+    with np.load(where / f"{name}_t10k.npz", allow_pickle=False) as file:
+        pixels, labels = file["images"], file["labels"].astype(np.int64)
+    if sum(sizes) > len(labels):
+        raise ValueError(f"{name} has {len(labels)} images, {sum(sizes)} were asked for")
+    order = np.random.default_rng(0).permutation(len(labels))
+    parts = np.split(order, np.cumsum(sizes))[: len(sizes)]
+    return [Rows(pixels[rows, None].astype(np.float32) / 255, labels[rows]) for rows in parts]

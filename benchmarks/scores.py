@@ -1,4 +1,4 @@
-"""Scores of predicted class probabilities, and means over splits with their standard errors."""
+"""Scores of predictions, and means over splits with their standard errors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.stats import mannwhitneyu
 
 _BINS = 15
 
@@ -31,6 +32,45 @@ def classification(probabilities: np.ndarray, y: np.ndarray) -> dict[str, float]
         "ece": float(np.abs(gap).sum() / len(y)),
         "accuracy": float(correct.mean()),
     }
+
+
+def entropy(probabilities: np.ndarray) -> np.ndarray:
+    """Of each row of class probabilities (n x C), in nats."""
+    p = probabilities / probabilities.sum(axis=1, keepdims=True)
+    return -(p * np.log(np.where(p > 0, p, 1))).sum(axis=1)
+
+
+def auroc(inside: np.ndarray, outside: np.ndarray) -> float:
+    """Probability that a row from outside has the larger value; ties count half."""
+    wins = mannwhitneyu(outside, inside).statistic
+    return float(wins / (len(inside) * len(outside)))
+
+
+def gaussian_nll(mean: np.ndarray, variance: np.ndarray, y: np.ndarray) -> float:
+    """Mean negative log density of y under independent normals, all (n,)."""
+    return float(0.5 * (np.log(2 * np.pi * variance) + np.square(y - mean) / variance).mean())
+
+
+def softmax_mixture(mean: np.ndarray, covariance: np.ndarray, num_draws: int = 2048) -> np.ndarray:
+    """E softmax(f) for f ~ N(mean, covariance), by the same normal draws for every row.
+
+    Parameters
+    ----------
+    mean : (n x C)
+    covariance : (n x C x C)
+    num_draws : int
+        Half of them are the others' mirror images.
+    """
+    values, vectors = np.linalg.eigh(covariance)
+    roots = vectors * np.sqrt(np.clip(values, 0, None))[:, None]
+    half = np.random.default_rng(0).normal(size=(mean.shape[1], num_draws // 2))
+    normal = np.concatenate([half, -half], axis=1)
+    found = []
+    for center, root in zip(mean, roots, strict=True):
+        f = center[:, None] + root @ normal
+        p = np.exp(f - f.max(axis=0))
+        found.append((p / p.sum(axis=0)).mean(axis=1))
+    return np.array(found)
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:

@@ -1,0 +1,68 @@
+"""Images by lingp's sparse posterior: fit, tune, predict."""
+
+from __future__ import annotations
+
+import resource
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import lingp
+from contenders.torch_tools import package_versions, set_up
+
+
+def versions() -> dict[str, str]:
+    return package_versions("torch", "gpytorch", "linear_operator")
+
+
+class Contender:
+    """Class probabilities of test and other images, seconds of each step, and peak memory.
+
+    Of ``LinearizedGP``, `Sparse` with the case's ``num_inducing`` inputs and the case's ``dtype``
+    are set, no other option.
+    """
+
+    def __init__(self, case: dict[str, Any], data: dict[str, Any]) -> None:
+        self._network, self._x = set_up(case, data)
+        self._y = torch.from_numpy(data["y"])
+        self._test, self._outside = (torch.from_numpy(data[k]) for k in ("test_x", "outside_x"))
+        self._size, self._dtype = case["num_inducing"], getattr(torch, case["linear_algebra"])
+
+    def work(self) -> dict[str, Any]:
+        seconds = {}
+        clock = time.perf_counter()
+
+        def lap(step: str) -> None:
+            nonlocal clock
+            now = time.perf_counter()
+            seconds[step], clock = now - clock, now
+
+        sparse = lingp.Sparse(self._size, generator=torch.Generator().manual_seed(0))
+        gp = lingp.LinearizedGP(
+            self._network, "categorical", inference=sparse, dtype=self._dtype
+        ).fit(self._x, self._y, progress=False)
+        lap("fit")
+        gp.optimize_hyperparameters()
+        lap("tune")
+        prediction = gp.predict(self._test, progress=False)
+        lap("predict")
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        outside = gp.predict(self._outside, progress=False)
+        lap("outside")
+        return {
+            "test": prediction.probs,
+            "outside": outside.probs,
+            "covariance": prediction.latent_covariance,
+            "precision": gp.prior.precision.mean(),
+            "peak": torch.tensor(peak),
+            **{f"seconds {step}": torch.tensor(value) for step, value in seconds.items()},
+        }
+
+    def arrays(self, outcome: dict[str, Tensor]) -> dict[str, np.ndarray]:
+        return {name: value.detach().numpy() for name, value in outcome.items()}
+
+    def kept(self, outcome: dict[str, Any]) -> dict[str, int]:
+        return {}
