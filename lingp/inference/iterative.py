@@ -86,27 +86,16 @@ class Iterative:
             A bound prior; its current variances are those of the kernel that rules use.
         memory
             Bytes that may be used.
-
-        Raises
-        ------
-        ValueError
-            If the data are spread over processes.
         """
-        if not training.shards.alone:
-            raise ValueError(
-                "inference: iterative inference runs in one process, but the data are spread over "
-                f"{training.shards.size}; use Sparse(...) with a process_group"
-            )
         sparse = None
         if self.num_inducing != 0:
             options = Sparse(self.num_inducing, self.select, generator=self.generator)
             sparse = options.bind(training, prior, memory)
             sparse.keep_bytes = _FEATURES_SHARE * memory
         device = "cpu" if self.generator is None else self.generator.device
-        seed = torch.randint(2**62, (), generator=self.generator, device=device)
-        return BoundIterative(
-            self, sparse, KernelProduct(training, _DENSE_SHARE * memory), int(seed)
-        )
+        draw = torch.randint(2**62, (), generator=self.generator, device=device)
+        seed = training.shards.first(int(draw))
+        return BoundIterative(self, sparse, KernelProduct(training, _DENSE_SHARE * memory), seed)
 
 
 class BoundIterative:

@@ -93,6 +93,9 @@ class IterativePosterior(Posterior):
     mean until |r| <= tolerance, so that no output is further from its own than that many posterior
     standard deviations (Cauchy and Schwarz: |Φ* Φᵀ B⁻¹ r|² <= Var f* · |r|²).
 
+    Where data are spread over processes, vectors (N·K x S) are of all data and the same on every
+    process; a product takes each process's rows. Covariances and samples then take all processes.
+
     Parameters
     ----------
     training, prior, root
@@ -105,6 +108,8 @@ class IterativePosterior(Posterior):
     certificate
         Of all solutions so far.
     """
+
+    takes_all_ranks = True
 
     def __init__(
         self, training: TrainingSet, prior: Prior, root: CurvatureRoot, method: BoundIterative
@@ -142,19 +147,18 @@ class IterativePosterior(Posterior):
         return estimate.standard_error + estimate.truncation
 
     def solve(self, z: Tensor) -> Tensor:
-        right = z.reshape(-1, 1)
+        right = self._flat(z.unsqueeze(-1))
         norm = float(torch.linalg.vector_norm(right.detach()))
         tolerance = self._method.tolerance / max(1.0, norm)
         x = self._inverse(right, max(tolerance, _FINEST * torch.finfo(z.dtype).eps))
-        return self.whitened_t_product(x.view(*z.shape, 1)).squeeze(-1)
+        return self.whitened_t_product(self._rows(x)).squeeze(-1)
 
     def precision_solve(self, b: Tensor) -> Tensor:
         tolerance = self._method.tolerance
         # e = b - Φᵀ B⁻¹ Φ b as "variances" bᵀ e: their relative errors are squares of those of e
         variances = Variances(b.detach().square().sum(0), tolerance**2)
-        right = self.whitened_product(b)
-        x = self._inverse(right.flatten(0, 1), tolerance, variances)
-        return b - self.whitened_t_product(x.view_as(right))
+        x = self._inverse(self._flat(self.whitened_product(b)), tolerance, variances)
+        return b - self.whitened_t_product(self._rows(x))
 
     @torch.no_grad()
     def covariance(self, factors: Factors) -> Tensor:
@@ -177,24 +181,31 @@ class IterativePosterior(Posterior):
     def training_covariance(self) -> Tensor:
         """That of the sparse preconditioner: the exact one would take N·C solves."""
         sparse = self.preconditioner
-        return super().training_covariance() if sparse is None else sparse.training_covariance()
+        if sparse is not None:
+            return sparse.training_covariance()
+        if not self.training.shards.alone:
+            raise ValueError(
+                "num_inducing: expected 1 or more; where data are spread over processes, their "
+                "covariances are those of the preconditioner"
+            )
+        return super().training_covariance()
 
     @torch.no_grad()
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
-        training = self.training
+        training, shards = self.training, self.training.shards
         e = self._standard_normal(training.num_parameters, num_samples, generator=generator)
-        noise = self._standard_normal(
-            training.num_data, self.root.rank, num_samples, generator=generator
-        )
-        right = self.whitened_product(e) + noise
+        size = shards.num_rows * self.root.rank
+        noise = self._standard_normal(size, num_samples, generator=generator)
+        e, noise = shards.first_tensor(e), shards.first_tensor(noise)
+        right = self._flat(self.whitened_product(e)) + noise
         # to a share of the data's own noise, whatever the prior adds to it
-        share = noise.square().sum((0, 1)).sqrt() / right.square().sum((0, 1)).sqrt()
-        x = self._inverse(right.flatten(0, 1), self._method.tolerance * share)
-        return e - self.whitened_t_product(x.view_as(right))
+        share = noise.square().sum(0).sqrt() / right.square().sum(0).sqrt()
+        x = self._inverse(right, self._method.tolerance * share)
+        return e - self.whitened_t_product(self._rows(x))
 
     def bytes_per_row(self) -> int:
         training = self.training
-        columns = 10 * training.num_data * self.root.rank + 2 * training.outputs.numel()
+        columns = 10 * training.shards.num_rows * self.root.rank + 2 * training.outputs.numel()
         columns += 3 * training.num_parameters
         return training.num_outputs * columns * self.scale.element_size()
 
@@ -202,13 +213,21 @@ class IterativePosterior(Posterior):
         return any(t.requires_grad for t in (self.variances, *self.root.tensors()))
 
     def _rows(self, w: Tensor) -> Tensor:
-        """(N·K x S) -> (N x K x S)."""
-        return w.unflatten(0, (self.training.num_data, self.root.rank))
+        """(N·K x S) of all data to (N x K x S) of the data this process has."""
+        shards = self.training.shards
+        return shards.own_rows(w.unflatten(0, (shards.num_rows, self.root.rank)))
+
+    def _flat(self, w: Tensor) -> Tensor:
+        """(N x K x S) of the data this process has to (N·K x S) of all data."""
+        return self.training.shards.gather_rows(w).flatten(0, 1)
 
     def _product(self, w: Tensor) -> Tensor:
         """B w, (N·K x S), without a graph."""
-        kernel = self._method.product
-        return w + kernel(w, self._detached_root, self._detached_variances, self.isotropic)
+        kernel, rows = self._method.product, self._rows(w)
+        moved = kernel(
+            rows.flatten(0, 1), self._detached_root, self._detached_variances, self.isotropic
+        )
+        return w + self._flat(moved.view_as(rows))
 
     @torch.no_grad()
     def _precondition(self, w: Tensor) -> Tensor:
@@ -217,7 +236,7 @@ class IterativePosterior(Posterior):
         if sparse is None:
             return w
         inner = sparse.precision_solve(sparse.whitened_t_product(self._rows(w)))
-        return w - sparse.whitened_product(inner).flatten(0, 1)
+        return w - self._flat(sparse.whitened_product(inner))
 
     @torch.no_grad()
     def _run(
@@ -250,7 +269,7 @@ class IterativePosterior(Posterior):
         if not (torch.is_grad_enabled() and (right.requires_grad or self._has_graph())):
             return x
         moved = self.whitened_product(self.whitened_t_product(self._rows(x)))
-        rest = right - x - moved.flatten(0, 1)  # its differential is dY - dB X
+        rest = right - x - self._flat(moved)  # its differential is dY - dB X
         attached: Tensor = Attach.apply(rest, x, solved)
         return attached
 
@@ -260,8 +279,9 @@ class IterativePosterior(Posterior):
         for rows, here in self.training.chunks():
             cross = gram(here, factors, self._detached_variances)
             parts.append(root.rows(rows).t_apply(cross.unflatten(0, (-1, root.num_outputs))))
-        k = torch.cat(parts).flatten(0, 1)
         own = prior.diagonal(dim1=1, dim2=2).flatten()
+        self.training.shards.check_same("the inputs that iterative inference predicts at", own)
+        k = self._flat(torch.cat(parts))
         found = self._run(k, self._method.tolerance, Variances(own, self._method.tolerance))
         variance = own - (k * found.x).sum(0) - (found.x * found.residual).sum(0)
         least = torch.finfo(own.dtype).eps * own.clamp(min=torch.finfo(own.dtype).tiny)
@@ -304,7 +324,7 @@ class IterativePosterior(Posterior):
         """Draws from N(0, P), (N·K x S): the same normal variates each time."""
         outputs, method = self.training.outputs, self._method
         generator = torch.Generator(outputs.device).manual_seed(method.seed)
-        size = self.training.num_data * self.root.rank
+        size = self.training.shards.num_rows * self.root.rank
         probes = self._standard_normal(size, method.num_probes, generator=generator)
         sparse = self.preconditioner
         if sparse is None:
@@ -312,7 +332,7 @@ class IterativePosterior(Posterior):
         inner = self._standard_normal(
             sparse.features.num_coordinates, method.num_probes, generator=generator
         )
-        return probes + sparse.whitened_product(inner).flatten(0, 1)
+        return probes + self._flat(sparse.whitened_product(inner))
 
     def _differentiable_log_determinant(
         self, estimate: LogDeterminantEstimate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -42,6 +43,9 @@ class Posterior(ABC):
         self.variances = prior.variances().to(training.outputs)  # (L,)
         self.scale = training.per_weight(self.variances).sqrt()  # (P,)
         self.features: Features = WhitenedJacobian(training, self.scale)
+
+    takes_all_ranks: ClassVar[bool] = False
+    """Whether covariances and samples take all processes where data are spread over some."""
 
     @abstractmethod
     def log_determinant(self) -> Tensor:

@@ -187,6 +187,14 @@ class Shards:
         """What rank 0 gives."""
         return self.exchange(value)[0]
 
+    def first_tensor(self, x: Tensor) -> Tensor:
+        """The tensor of rank 0, for tensors of one shape; without a graph."""
+        if self.alone:
+            return x
+        found = self._staged(x, copy=True)
+        dist.broadcast(found, group=self.group, group_src=0)
+        return found.to(x.device)
+
     def exchange(self, value: T) -> list[T]:
         """What each rank gives, any object that can be pickled, in the order of ranks."""
         if self.alone:
@@ -236,6 +244,20 @@ class Shards:
                         f"{second}; give every rank the same network, prior, likelihood and "
                         "options, and only the rows of the data shard by shard"
                     )
+
+    def check_same(self, name: str, x: Tensor) -> None:
+        """Raise on all ranks unless all have the same tensor, but for rounding.
+
+        Raises
+        ------
+        ValueError
+            If they don't.
+        """
+        first, *others = self.exchange(x.detach().cpu())
+        near = torch.finfo(x.dtype).eps ** 0.5
+        for rank, other in enumerate(others, 1):
+            if first.shape != other.shape or not torch.allclose(other, first, rtol=near):
+                raise ValueError(f"ranks disagree about {name}: rank {rank} has others than rank 0")
 
     def _counts(self) -> tuple[int, ...]:
         if self.counts is None:

@@ -74,6 +74,8 @@ class Latents:
         training = self.laplace.training
         per_row = posterior.bytes_per_row() + training.factor_bytes // training.num_data
         rows = max(1, dense_bytes(self.memory) // per_row)
+        if posterior.takes_all_ranks:
+            rows = int(training.shards.smallest(rows))
         total = -(-num_rows(x) // rows)
         return track(row_batches(x, rows), "predicting", total=total, show=progress)
 

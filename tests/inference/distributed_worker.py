@@ -147,6 +147,11 @@ def sparse(shards: Shards, likelihood: str, mean: str) -> Found:
     return results(gp) | {"choice": str(gp.inference_choice).partition("cross")[0]}
 
 
+def iterative(shards: Shards, likelihood: str, mean: str) -> Found:
+    method = lingp.Iterative(num_inducing=3, tolerance=1e-12, generator=seeded())
+    return results(fitted(shards, likelihood, method, mean=mean))
+
+
 def one_scale(shards: Shards) -> Found:
     """An isotropic prior, for which much is computed at scale one; correlated noise."""
     noise = torch.tensor([[0.5, 0.2], [0.2, 0.4]], dtype=torch.float64)
@@ -257,6 +262,10 @@ def wrong_data(shards: Shards) -> Found:
     if shards.rank == 0:
         gp.predict(X_TEST)
         gp.sample(X_TEST)
+    method = lingp.Iterative(num_inducing=3, generator=seeded())
+    solving = fitted(shards, "one noise", method)
+    found["prediction"] = message(lambda: solving.predict(X_TEST + shards.rank))
+    found["sizes"] = message(lambda: solving.predict(X_TEST[: 1 + shards.rank]))
     return found | {"went on": gp.predict(X_TEST).epistemic_variance}
 
 
@@ -306,7 +315,7 @@ def message(act: Callable[[], object]) -> str:
     return "nothing raised"
 
 
-METHODS = {"weight space": exact, "sparse": sparse}
+METHODS = {"weight space": exact, "sparse": sparse, "iterative": iterative}
 CASES: dict[str, Callable[[Shards], Found]] = {
     "primitives": primitives,
     "one scale": one_scale,

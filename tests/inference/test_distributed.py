@@ -107,6 +107,8 @@ def test_one_rank_makes_a_mistake(ranks):
         assert "disagree about prior.raw_precision: rank 0 has 0.0" in told["prior"]
         assert "disagree about the weights of the network" in told["network"]
         assert "disagree about the inducing inputs" in told["inducing"]
+        for mistake in ("prediction", "sizes"):
+            assert "disagree about the inputs that iterative inference" in told[mistake]
     assert torch.equal(first["went on"], second["went on"])
 
 
