@@ -126,7 +126,8 @@ def weight_space_cost(work: Workload) -> Cost:
     size = float(work.num_parameters)
     flops = work.num_posteriors * (2 * work.weighted_rows * size**2 + size**3 / 3)
     flops += work.num_covariances * work.rows * size**2
-    numbers = (5 + work.averaged) * size**2 + 3 * work.chunk_bytes / work.itemsize
+    piece = min(work.chunk_bytes / work.itemsize, work.rows * size)
+    numbers = (5 + work.averaged) * size**2 + 3 * piece
     return _cost(work, flops, numbers, 3 * size**2)
 
 
@@ -163,7 +164,8 @@ def sparse_cost(work: Workload, num_inducing: int) -> Cost:
     flops += work.num_covariances * work.rows * size**2
     flops += num_inducing**2 * work.pair_flops + size**3 / 3
     factors = work.factor_bytes * num_inducing / work.num_data
-    numbers = 8 * size**2 + (factors + 2 * work.chunk_bytes) / work.itemsize
+    pieces = 2 * min(work.chunk_bytes, _piece_bytes(work, size))
+    numbers = 8 * size**2 + (factors + pieces) / work.itemsize
     return _cost(work, flops, numbers / _SPARSE_SHARE, 4 * size**2)
 
 
@@ -185,13 +187,21 @@ def iterative_cost(work: Workload, num_inducing: int, dense: bool) -> Cost:
     flops = _ITERATIONS * (rows + _PROBES) * (product + 4 * weighted * size)
     flops += sparse_cost(work, num_inducing).flops
     block = work.num_outputs * (12 * rows + 3 * work.num_parameters) * work.itemsize
-    rest = 2 * max(block, work.chunk_bytes) + 8 * size**2 * work.itemsize
+    rest = (
+        2 * max(block, min(work.chunk_bytes, _piece_bytes(work, size)))
+        + 8 * size**2 * work.itemsize
+    )
     kernel = 0.0
     if dense:
         flops += 0.5 * work.num_data**2 * work.pair_flops
         kernel = rows**2 * work.itemsize + 2 * work.factor_bytes
     count = max(2 * kernel, 4 * rows * size * work.itemsize, 4 * rest)
     return _cost(work, flops, count / work.itemsize, 0.0)
+
+
+def _piece_bytes(work: Workload, size: float) -> float:
+    """Features of all data, with their temporaries, and factors: what one piece could take."""
+    return 4 * work.rows * size * work.itemsize + work.factor_bytes
 
 
 def _cost(work: Workload, flops: float, numbers: float, tuning: float) -> Cost:

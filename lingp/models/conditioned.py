@@ -155,14 +155,15 @@ class ConditionedNetwork:
         With a `process_group`, X and y are the rows of this process, at least one, and all
         processes call `fit` together.
         """
+        memory = self._memory()
         data = FittedData(
             self.linearized,
             self.likelihood,
             class_weight=class_weight,
             missing=missing,
             shards=self.shards,
+            memory=memory,
         )
-        memory = self._memory()
         data.collect(
             X,
             y,

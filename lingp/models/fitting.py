@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from lingp.inference import TrainingSet
 from lingp.inference.accumulation import Origin
+from lingp.inference.memory import format_bytes
 from lingp.inference.shards import Shards
 from lingp.likelihoods import Likelihood
 from lingp.linearization import LinearizedNetwork
+from lingp.linearization.inputs import Inputs
 from lingp.models.class_weights import ClassWeight, class_factors
 from lingp.models.intake import Batch, as_batches
 
@@ -37,6 +40,8 @@ class FittedData:
         "nan": NaN targets were not observed. "error": they are refused.
     shards
         How rows are spread over processes; each is given its own.
+    memory
+        Bytes that may be used.
     """
 
     training: TrainingSet
@@ -49,6 +54,7 @@ class FittedData:
         class_weight: ClassWeight | None = None,
         missing: Missing = "error",
         shards: Shards | None = None,
+        memory: float = math.inf,
     ) -> None:
         if missing not in ("error", "nan"):
             raise ValueError(f'missing: expected "error" or "nan", got {missing!r}')
@@ -57,6 +63,7 @@ class FittedData:
         self.class_weight = class_weight
         self.missing: Missing = missing
         self.shards = shards or Shards.single()
+        self.memory = memory
         self._given: list[Tensor] = []
         self._sample_weights: Tensor | None = None
 
@@ -143,6 +150,7 @@ class FittedData:
         for x, y, weights in batches:
             if not given:
                 self.linearized(x)  # tells the output's shape
+                self._check_memory(x)
                 self._num_labels(self.likelihood)
             targets = self.likelihood.check_targets(y, self._output_shape(), dtype)
             given.append(y)
@@ -150,6 +158,17 @@ class FittedData:
             yield x, targets.to(device), moved
         if not given:
             raise ValueError("X: gave no batches; there is nothing to fit")
+
+    def _check_memory(self, x: Inputs) -> None:
+        """Raise if a single row's Jacobian takes more memory than there is."""
+        needed = self.linearized.bytes_per_row(x)
+        if needed > self.memory:
+            raise MemoryError(
+                f"the Jacobian at one row of X, of {self.linearized.num_outputs} outputs, keeps "
+                f"{format_bytes(needed)} of activations and gradients alive, more than the "
+                f"{format_bytes(self.memory)} of memory there is. Raise memory_budget, or choose "
+                'fewer weights (parameters="last_layer" or a name pattern)'
+            )
 
     def _check_missing(self, likelihood: Likelihood) -> None:
         if self.missing == "nan" and not likelihood.allows_missing:

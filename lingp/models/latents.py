@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from lingp.inference import LinearizedLaplace, Posterior
+from lingp.inference.memory import format_bytes
 from lingp.inference.progress import track
 from lingp.linearization import Factors, LinearizedNetwork
 from lingp.linearization.inputs import Inputs, num_rows
 from lingp.models.choice import dense_bytes
 from lingp.models.intake import row_batches
+
+_JOINT_MATRICES = 4  # n·C x n·C, alive at a time
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,25 @@ class Latents:
     @torch.no_grad()
     def joint(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """Mean (n x C) and covariance (n·C x n·C) at all rows together."""
+        self._check_joint(num_rows(x))
         outputs, factors = self._linearized.factors(x)
         mean = _moved(outputs, factors, self.laplace.weight_shift())
         covariance = self.laplace.posterior().covariance(factors)
         covariance = 0.5 * (covariance + covariance.mT)
         covariance.diagonal().clamp_(min=0)  # rounding can take a vanishing variance below zero
         return mean, covariance
+
+    def _check_joint(self, count: int) -> None:
+        """Raise if the covariance of so many rows takes more memory than there is."""
+        outputs = self.laplace.training.outputs
+        needed = _JOINT_MATRICES * (count * outputs.shape[1]) ** 2 * outputs.element_size()
+        if needed > self.memory:
+            raise MemoryError(
+                f"the joint covariance of {count} rows with {outputs.shape[1]} outputs each takes "
+                f"{format_bytes(needed)}, more than the {format_bytes(self.memory)} of memory "
+                "there is; use predict(X), which takes each row on its own, sample(X), fewer rows, "
+                "or raise memory_budget"
+            )
 
     @torch.no_grad()
     def marginals(self, x: Inputs, progress: bool) -> tuple[Tensor, Tensor]:
