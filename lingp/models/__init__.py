@@ -4,6 +4,7 @@ from lingp.models.inducing_kernel import InducingPointNTKernel
 from lingp.models.joint import JointPrediction
 from lingp.models.linearized_gp import LinearizedGP
 from lingp.models.prediction import LeaveOneOutPrediction, Prediction
+from lingp.models.prior_mean import PriorMean
 from lingp.models.variational import LinearizedSVGP
 from lingp.models.whitened_strategy import WhitenedStrategy
 
@@ -14,5 +15,6 @@ __all__ = [
     "LinearizedGP",
     "LinearizedSVGP",
     "Prediction",
+    "PriorMean",
     "WhitenedStrategy",
 ]

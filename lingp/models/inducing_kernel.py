@@ -48,7 +48,8 @@ class InducingPointNTKernel(InducingPointKernel):
 
     The cost is linear in the number of data. The model's `forward` must return the kernel as it is;
     put a `ScaleKernel` inside. With C > 1 outputs the likelihood is a `MultitaskGaussianLikelihood`
-    (rank 0), and Z stands for M·C inducing values.
+    (rank 0), and Z stands for M·C inducing values. Work in float64: in float32 what K(Z, Z) has
+    lost to rounding costs the bound and the predictions most of their digits.
 
     Parameters
     ----------
@@ -78,7 +79,9 @@ class InducingPointNTKernel(InducingPointKernel):
                 f"likelihood: its noise has rank {likelihood.rank}, correlated over outputs; "
                 "expected independent noise. Use MultitaskGaussianLikelihood(rank=0)"
             )
-        super().__init__(base_kernel, inducing_points, likelihood, active_dims)
+        # GPyTorch would train the very tensor it is given, such as rows of the data
+        points = inducing_points.detach().clone()
+        super().__init__(base_kernel, points, likelihood, active_dims)
 
     def projection(self, x: Tensor) -> Tensor:
         """Ψ(x) = K(x, Z) L⁻ᵀ, (... x N·C x M·C)."""
@@ -125,7 +128,7 @@ class InducingPointNTKernel(InducingPointKernel):
         # GPyTorch's copy stays with the original's likelihood, not with that of the copied model
         parts = (self.base_kernel, self.inducing_points, self.likelihood)
         base_kernel, points, likelihood = copy.deepcopy(parts, memo)
-        twin = type(self)(base_kernel, points.detach(), likelihood, self.active_dims)
+        twin = type(self)(base_kernel, points, likelihood, self.active_dims)
         twin.inducing_points.requires_grad_(points.requires_grad)
         return twin.train(self.training)
 

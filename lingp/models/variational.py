@@ -7,6 +7,7 @@ from typing import Any
 
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import Kernel
+from gpytorch.means import Mean
 from gpytorch.models import ApproximateGP
 from gpytorch.variational import CholeskyVariationalDistribution, _VariationalDistribution
 from torch import Tensor, nn
@@ -18,11 +19,12 @@ from lingp.models.whitened_strategy import WhitenedStrategy
 class LinearizedSVGP(ApproximateGP):
     """A linearised network with inducing points that are trained in minibatches.
 
-    f ~ GP(f(x; θ*), J(x) Σ0 J(x')ᵀ), with a normal q(u) of the values at M inducing inputs, all C
-    outputs each. Train it as any `gpytorch.models.ApproximateGP`, with `VariationalELBO` or
-    `PredictiveLogLikelihood`; the likelihood is GPyTorch's or one of ours through
-    `lingp.likelihoods.to_gpytorch`. Calling it gives q(f): a `MultivariateNormal` (N), or for C > 1
-    a `MultitaskMultivariateNormal` (N x C), interleaved.
+    f ~ GP(m(x), J(x) Σ0 J(x')ᵀ), with m(x) = f(x; θ*) unless `mean` says otherwise, and a normal
+    q(u) of the values at M inducing inputs, all C outputs each. Train it as any
+    `gpytorch.models.ApproximateGP`, with `VariationalELBO` or `PredictiveLogLikelihood`; the
+    likelihood is GPyTorch's or one of ours through `lingp.likelihoods.to_gpytorch`. Calling it
+    gives q(f): a `MultivariateNormal` (N), or for C > 1 a `MultitaskMultivariateNormal` (N x C),
+    interleaved.
 
     Trained are q(u), the prior's hyperparameters, and the inducing inputs; never the network.
 
@@ -38,6 +40,10 @@ class LinearizedSVGP(ApproximateGP):
         `NaturalVariationalDistribution` with `gpytorch.optim.NGD`.
     learn_inducing_locations : bool, optional
         Whether the inducing inputs are parameters. The network's inputs must be continuous.
+    mean : callable, optional
+        Makes the mean function from the kernel: `NetworkMean`, for a prior around the trained
+        weights, or `lingp.models.PriorMean`, for the kernel's own. The network has seen the data:
+        under `NetworkMean` the bound is no guide to the prior's precision, which it drives up.
 
     Raises
     ------
@@ -63,6 +69,7 @@ class LinearizedSVGP(ApproximateGP):
             [int], _VariationalDistribution
         ] = CholeskyVariationalDistribution,
         learn_inducing_locations: bool = True,
+        mean: Callable[[NTKernel], Mean] = NetworkMean,
     ) -> None:
         kernel = _as_kernel(network)
         _check_points(inducing_points, kernel, learn_inducing_locations)
@@ -78,7 +85,7 @@ class LinearizedSVGP(ApproximateGP):
             )
         )
         self.covar_module = kernel
-        self.mean_module = NetworkMean(kernel)
+        self.mean_module = mean(kernel)
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         """The prior at x (... x N x D)."""

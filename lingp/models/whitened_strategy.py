@@ -65,6 +65,11 @@ class WhitenedStrategy(VariationalStrategy):
         total = ExactSumLinearOperator(prior.lazy_covariance_matrix.evaluate_kernel(), covariance)
         return type(prior)(prior.mean + mean.view(prior.mean.shape), total)
 
+    def __call__(self, *args: Any, **kwargs: Any) -> MultivariateNormal:
+        # GPyTorch keeps factors in eval mode, whatever becomes of the parameters
+        self._clear_cache()
+        return super().__call__(*args, **kwargs)
+
     def __getstate__(self) -> dict[str, Any]:
         # what training keeps has a graph, and such tensors can't be copied
         return {**self.__dict__, "_memoize_cache": {}}

@@ -4,9 +4,9 @@ import math
 
 import gpytorch
 import torch
-from dense import dense_jacobian
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from torch import nn
+from torch.func import functional_call, jacrev, vmap
 
 from lingp.kernels import NetworkMean, NTKernel
 
@@ -50,13 +50,24 @@ def noise_of(likelihood, rows):
     return noise.repeat(rows)
 
 
+def dense_jacobian(net, x):
+    """J (N·C x P) by torch.func."""
+    weights = {name: p.detach() for name, p in net.named_parameters()}
+
+    def of_row(values, row):
+        return functional_call(net, values, (row.unsqueeze(0),)).squeeze(0)
+
+    parts = vmap(jacrev(of_row), (None, 0))(weights, x)
+    return torch.cat([j.flatten(2) for j in parts.values()], dim=2).flatten(0, 1).detach()
+
+
 class Regression(gpytorch.models.ExactGP):
     """A linearised network around its weights, with any kernel made from its NTKernel."""
 
-    def __init__(self, x, y, likelihood, net, wrap=lambda kernel: kernel):
+    def __init__(self, x, y, likelihood, net, wrap=lambda kernel: kernel, mean=NetworkMean):
         super().__init__(x, y, likelihood)
         kernel = NTKernel.from_model(net, prior=PRECISION)
-        self.mean_module = NetworkMean(kernel)
+        self.mean_module = mean(kernel)
         self.covar_module = wrap(kernel)
 
     def forward(self, x):
@@ -83,8 +94,7 @@ class Titsias:
         self.right = weighted @ self.residual
 
     def _kernel(self, a, b):
-        j, k = (dense_jacobian(self.net, p).flatten(0, 1).detach() for p in (a, b))
-        return j @ k.mT / self.precision
+        return dense_jacobian(self.net, a) @ dense_jacobian(self.net, b).mT / self.precision
 
     def bound(self):
         covariance = self.q + self.noise.diag()

@@ -353,6 +353,19 @@ def test_what_is_saved_is_all_there_is():
         assert_close(other(x).covariance_matrix, model(x).covariance_matrix)
 
 
+def test_nothing_is_stale_in_eval_mode():
+    x, _ = make_data(5)
+    z, _ = make_data(4, seed=2)
+    model = make_model(z).eval()
+    model(x)
+    set_whitened(model, *some_whitened(4))
+    model.variational_strategy.inducing_points.data.mul_(0.5)
+    model.covar_module.prior.raw_precision.data.add_(1.0)
+    fresh = copy.deepcopy(model).train()
+    assert_close(model(x).mean, fresh(x).mean, rtol=0, atol=0)
+    assert_close(model(x).covariance_matrix, fresh(x).covariance_matrix, rtol=0, atol=0)
+
+
 def test_fixed_inducing_points():
     z, _ = make_data(4, seed=2)
     model = make_model(z, learn_inducing_locations=False)
