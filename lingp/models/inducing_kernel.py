@@ -146,8 +146,8 @@ class TraceTerm(AddedLossTerm):
 class TitsiasPredictionStrategy(SGPRPredictionStrategy):
     """Predictions of the optimal q(u); see `InducingPointNTKernel`.
 
-    GPyTorch's own takes Q** for K**: by the time that it looks for the base kernel of a lazy
-    covariance, the model has evaluated it.
+    GPyTorch's own takes Q** for K**, but for the diagonal: by the time that it looks for the base
+    kernel of a lazy covariance, the model has evaluated it.
     """
 
     def __init__(
