@@ -21,7 +21,6 @@ predictions; memory is the process's largest resident set until then, libraries 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys

@@ -6,7 +6,8 @@ Prior precision and noise are those of lingp's exact evidence, the same for ever
 the network's output for everyone, so methods differ in covariances alone.
 
     lingp greedy, kmeans++, random     LinearizedGP(..., inference=Sparse(M, rule)): M inputs, all
-                                       C outputs of each, M·C features
+                                       C outputs of each, M·C features (or as many as there are
+                                       directions)
     lingp pairs                        Sparse(M, "greedy", points="pairs"): M features
     ELLA                               M features from M training rows (one random output each)
     ELLA 2000                          the M leading directions of 2000 rows (or all)
@@ -54,11 +55,12 @@ from torch import nn
 from training import train
 
 SETS = ("kin8nm", "digits")
-SIZES = (16, 32, 64, 128, 256, 512)
+SIZES = {"kin8nm": (16, 32, 64, 128, 256, 512, 1024, 2048), "digits": (16, 32, 64, 128, 256, 512)}
 QUICK_SIZES = (4, 8)
 OURS, EXACT, MAP = "lingp", "exact", "MAP"
 STEPS, QUICK_STEPS = 1000, 100
-VALLA_STEPS, VALLA_SECONDS = 2000, 60.0
+VALLA_STEPS, VALLA_SECONDS = 2000, 30.0
+MOST_FEATURES, MOST_VALLA = 3000, 512  # beyond them a fit, or a step of VaLLA, takes minutes
 FAR = (10.0, 20.0)
 NUM_FAR = 100
 _START = {"precision": 1.0, "noise": 0.1}
@@ -89,6 +91,14 @@ def contenders(steps: int, seconds: float) -> list[Contender]:
 def draws(contender: Contender) -> bool:
     """Whether the contender is run for several seeds."""
     return contender.name in (f"{OURS} kmeans++", f"{OURS} random", "ELLA", "ELLA 2000")
+
+
+def takes_part(contender: Contender, size: int, seed: int, outputs: int) -> bool:
+    """Whether a contender is run at this size and seed."""
+    if contender.name.startswith("VaLLA"):
+        return seed == 0 and size <= MOST_VALLA
+    features = size * (outputs if contender.options.get("points") == "inputs" else 1)
+    return features <= MOST_FEATURES and (seed == 0 or draws(contender))
 
 
 def split_of(where: Path, name: str, quick: bool) -> tuple[datasets.Split, dict[str, Any]]:
@@ -207,9 +217,10 @@ def run_set(
         {"method": EXACT, **compared(exact, exact, data, noise)},
     ]
     failed = {}
-    for size in sizes_of(arguments):
+    for size in sizes_of(name, arguments):
         for seed in range(arguments.seeds):
-            running = [c for c in field.contenders if seed == 0 or draws(c)]
+            outputs = architecture["sizes"][-1]
+            running = [c for c in field.contenders if takes_part(c, size, seed, outputs)]
             found = field.answers(
                 {**case, "num_inducing": size, "seed": seed}, arrays, schedule, running
             )
@@ -222,11 +233,11 @@ def run_set(
     return [{"set": name, **record} for record in records], failed
 
 
-def sizes_of(arguments: argparse.Namespace) -> tuple[int, ...]:
+def sizes_of(name: str, arguments: argparse.Namespace) -> tuple[int, ...]:
     """The values of M."""
     if arguments.sizes:
         return tuple(int(size) for size in arguments.sizes.split(","))
-    return QUICK_SIZES if arguments.quick else SIZES
+    return QUICK_SIZES if arguments.quick else SIZES[name]
 
 
 def joined(earlier: Sequence[Record], new: Sequence[Record]) -> list[Record]:
@@ -235,7 +246,7 @@ def joined(earlier: Sequence[Record], new: Sequence[Record]) -> list[Record]:
     def key(record: Record) -> tuple[Any, ...]:
         return tuple(record.get(name) for name in ("set", "method", "M", "seed"))
 
-    return list(({key(r): r for r in earlier} | {key(r): r for r in new}).values())
+    return list({key(r): r for r in (*earlier, *new)}.values())
 
 
 def over_seeds(records: Sequence[Record]) -> list[Record]:
@@ -303,22 +314,29 @@ def settings(records: Sequence[Record]) -> list[str]:
     return lines
 
 
+def against_peers(records: Sequence[Record]) -> str:
+    """Errors of our best method and the best peer; nothing if one of them isn't there."""
+    ours = [r for r in records if r["method"].startswith(OURS)]
+    others = [r for r in records if not r["method"].startswith(OURS)]
+    if not ours or not others:
+        return ""
+    mine, peer = (min(group, key=lambda r: r["error"]) for group in (ours, others))
+    return (
+        f"error {mine['error']:.2g} ({mine['method']}) against {peer['error']:.2g} "
+        f"({peer['method']}): **{table.factor(peer['error'] / mine['error'])}×**"
+    )
+
+
 def verdicts(records: Sequence[Record]) -> list[str]:
-    """The best of ours against the best peer, for each set and number of features."""
+    """The best of ours against the best peer, at equal numbers of points and of features."""
     medians, lines = over_seeds(records), []
     for name in dict.fromkeys(record["set"] for record in medians):
         here = [record for record in medians if record["set"] == name]
-        for rank in sorted({int(record["rank"]) for record in here}):
-            at = [record for record in here if record["rank"] == rank]
-            ours = [r for r in at if r["method"].startswith(OURS)]
-            others = [r for r in at if not r["method"].startswith(OURS)]
-            if ours and others:
-                mine, peer = (min(group, key=lambda r: r["error"]) for group in (ours, others))
-                lines.append(
-                    f"- {name}, {rank} features: error {mine['error']:.2g} ({mine['method']}) "
-                    f"against {peer['error']:.2g} ({peer['method']}): "
-                    f"**{table.factor(peer['error'] / mine['error'])}×**"
-                )
+        for count, what in (("M", "points"), ("rank", "features")):
+            for size in sorted({int(record[count]) for record in here}):
+                line = against_peers([r for r in here if r[count] == size])
+                if line:
+                    lines.append(f"- {name}, {size} {what}: {line}")
         for whose, chosen in (
             (OURS, [r for r in here if r["method"].startswith(OURS)]),
             ("ELLA", [r for r in here if r["method"].startswith("ELLA")]),
