@@ -106,8 +106,14 @@ def test_stopped_early_it_is_above_the_exact_one_and_falls(num_outputs, num_indu
         before = covariance.diagonal()
 
 
-@pytest.mark.parametrize("mean", ["network", "refit"])
-@pytest.mark.parametrize("kind", ["isotropic/scalar", "layerwise/per-output"])
+@pytest.mark.parametrize(
+    ("kind", "mean"),
+    [
+        ("isotropic/scalar", "network"),
+        ("isotropic/scalar", "refit"),
+        ("layerwise/per-output", "refit"),
+    ],
+)
 @pytest.mark.parametrize("num_outputs", [1, 3])
 def test_evidence_and_mean(num_outputs, kind, mean):
     laplace, given = iterative_laplace(num_outputs, kind, mean, tolerance=1e-6, num_probes=20)
@@ -127,9 +133,14 @@ def test_evidence_and_mean(num_outputs, kind, mean):
     assert ((outputs.reshape(-1) - dense.mean.detach()).abs() <= 1e-6 * deviation + 1e-12).all()
 
 
-@pytest.mark.parametrize("mean", ["network", "refit"])
-@pytest.mark.parametrize("kind", ["isotropic/scalar", "layerwise/per-output"])
-@pytest.mark.parametrize("num_inducing", [0, 6])
+@pytest.mark.parametrize(
+    ("num_inducing", "kind", "mean"),
+    [
+        (0, "layerwise/per-output", "network"),
+        (6, "isotropic/scalar", "network"),
+        (6, "layerwise/per-output", "refit"),
+    ],
+)
 def test_gradients_of_the_evidence(num_inducing, kind, mean):
     laplace, given = iterative_laplace(3, kind, mean)
     parameters = [*laplace.prior.parameters(), *laplace.likelihood.parameters()]
@@ -155,8 +166,9 @@ def test_a_preconditioner_makes_evidence_and_gradient_certain():
     errors, spreads = [], []
     for num_inducing in (0, 6, SIZE):
         values, gradients = [], []
+        laplace, _ = iterative_laplace(1, num_inducing=num_inducing, num_probes=4)
         for seed in range(6):
-            laplace, _ = iterative_laplace(1, num_inducing=num_inducing, seed=seed, num_probes=4)
+            laplace.method.seed = seed
             parameters = list(laplace.prior.parameters())
             evidence = laplace.log_marginal_likelihood()
             gradients.append(flat(torch.autograd.grad(evidence, parameters)))
@@ -230,7 +242,7 @@ def test_samples_have_the_posterior_covariance():
     laplace, given = iterative_laplace(3, num_inducing=6, tolerance=1e-3)
     exact = dense_reference(*given).covariance.detach()
     factors = test_factors(laplace, given[3])
-    posterior, count = laplace.posterior(), 4000
+    posterior, count = laplace.posterior(), 2000
     e = posterior.sample(count, torch.Generator().manual_seed(0))
     again = posterior.sample(2, torch.Generator().manual_seed(0))
     assert again.shape == (laplace.training.num_parameters, 2)
