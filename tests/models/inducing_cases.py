@@ -5,10 +5,12 @@ import math
 import gpytorch
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.mlls import VariationalELBO
 from torch import nn
 from torch.func import functional_call, jacrev, vmap
 
 from lingp.kernels import NetworkMean, NTKernel
+from lingp.models import LinearizedSVGP
 
 PRECISION = 0.5
 NOISE = 1 / 64  # exact in float32, in which GPyTorch reads Python numbers
@@ -74,6 +76,29 @@ class Regression(gpytorch.models.ExactGP):
         mean, covariance = self.mean_module(x), self.covar_module(x)
         several = mean.dim() > 1
         return (MultitaskMultivariateNormal if several else MultivariateNormal)(mean, covariance)
+
+
+def make_svgp(z, num_outputs=1, **options):
+    return LinearizedSVGP(NTKernel.from_model(make_net(num_outputs), prior=PRECISION), z, **options)
+
+
+def set_whitened(model, mean, covariance):
+    """Make N(mean, covariance) the distribution of v."""
+    distribution = model.variational_strategy._variational_distribution
+    distribution.variational_mean.data.copy_(mean)
+    distribution.chol_variational_covar.data.copy_(torch.linalg.cholesky(covariance))
+
+
+def some_whitened(size):
+    generator = torch.Generator().manual_seed(7)
+    mean = torch.randn(size, generator=generator, dtype=torch.float64)
+    root = torch.randn(size, size, generator=generator, dtype=torch.float64)
+    return mean, root @ root.mT / size + 0.1 * torch.eye(size, dtype=torch.float64)
+
+
+def elbo(model, likelihood, x, y, objective=VariationalELBO):
+    """Summed over the data, where GPyTorch's is their mean."""
+    return objective(likelihood, model, num_data=len(y))(model(x), y) * len(y)
 
 
 class Titsias:

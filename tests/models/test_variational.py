@@ -1,7 +1,5 @@
 """LinearizedSVGP with GPyTorch's objectives and optimisers against dense formulas."""
 
-import copy
-
 import gpytorch
 import linear_operator
 import pytest
@@ -14,47 +12,25 @@ from gpytorch.variational import (
     NaturalVariationalDistribution,
 )
 from inducing_cases import (
-    PRECISION,
     Regression,
     Titsias,
     central_difference,
+    elbo,
     make_data,
     make_likelihood,
     make_net,
+    make_svgp,
     noise_of,
+    set_whitened,
+    some_whitened,
 )
-from torch import nn
 from torch.testing import assert_close
 
-from lingp.kernels import NTKernel
 from lingp.likelihoods import Categorical, Gaussian, to_gpytorch
-from lingp.models import LinearizedSVGP, WhitenedStrategy
+from lingp.models import LinearizedSVGP
 
 OUTPUTS = pytest.mark.parametrize("num_outputs", [1, 2])
 POINTS = 5
-
-
-def make_model(z, num_outputs=1, **options):
-    return LinearizedSVGP(NTKernel.from_model(make_net(num_outputs), prior=PRECISION), z, **options)
-
-
-def set_whitened(model, mean, covariance):
-    """Make N(mean, covariance) the distribution of v."""
-    distribution = model.variational_strategy._variational_distribution
-    distribution.variational_mean.data.copy_(mean)
-    distribution.chol_variational_covar.data.copy_(torch.linalg.cholesky(covariance))
-
-
-def some_whitened(size):
-    generator = torch.Generator().manual_seed(7)
-    mean = torch.randn(size, generator=generator, dtype=torch.float64)
-    root = torch.randn(size, size, generator=generator, dtype=torch.float64)
-    return mean, root @ root.mT / size + 0.1 * torch.eye(size, dtype=torch.float64)
-
-
-def elbo(model, likelihood, x, y, objective=VariationalELBO):
-    """Summed over the data, where GPyTorch's is their mean."""
-    return objective(likelihood, model, num_data=len(y))(model(x), y) * len(y)
 
 
 @pytest.fixture
@@ -63,7 +39,7 @@ def problem(num_outputs):
     z, _ = make_data(POINTS, seed=2)
     likelihood = make_likelihood(num_outputs)
     dense = Titsias(make_net(num_outputs), x, y, z, noise_of(likelihood, 30))
-    return make_model(z, num_outputs), likelihood, x, y, dense
+    return make_svgp(z, num_outputs), likelihood, x, y, dense
 
 
 @OUTPUTS
@@ -117,7 +93,7 @@ def test_one_natural_gradient_step_finds_the_best_q(num_outputs):
     x, y = make_data(30, num_outputs)
     z, _ = make_data(POINTS, seed=2)
     likelihood = make_likelihood(num_outputs)
-    model = make_model(z, num_outputs, variational_distribution=NaturalVariationalDistribution)
+    model = make_svgp(z, num_outputs, variational_distribution=NaturalVariationalDistribution)
     optimizer = gpytorch.optim.NGD(model.variational_parameters(), num_data=30, lr=1.0)
     (-elbo(model, likelihood, x, y) / 30).backward()
     optimizer.step()
@@ -130,7 +106,7 @@ def test_one_natural_gradient_step_finds_the_best_q(num_outputs):
 def test_inducing_points_at_the_data_are_exact(num_outputs):
     x, y = make_data(12, num_outputs)
     likelihood = make_likelihood(num_outputs)
-    model = make_model(x, num_outputs, variational_distribution=NaturalVariationalDistribution)
+    model = make_svgp(x, num_outputs, variational_distribution=NaturalVariationalDistribution)
     optimizer = gpytorch.optim.NGD(model.variational_parameters(), num_data=12, lr=1.0)
     (-elbo(model, likelihood, x, y) / 12).backward()
     optimizer.step()
@@ -196,7 +172,7 @@ def test_classes_use_the_covariance_of_a_datums_outputs():
     """The softmax's expectation under q(f_n) jointly, against the dense matrix's blocks."""
     x, _ = make_data(8)
     likelihood = to_gpytorch(Categorical(), num_nodes=64)
-    model = make_model(make_data(4, seed=2)[0], 3)
+    model = make_svgp(make_data(4, seed=2)[0], 3)
     set_whitened(model, *some_whitened(12))
     f = model(x)
     dense = MultitaskMultivariateNormal(f.mean, f.covariance_matrix)
@@ -232,7 +208,7 @@ def test_classes_train_in_minibatches():
 
 def test_many_test_rows_need_no_matrix_of_them(monkeypatch):
     """Class probabilities of all rows come from their C x C blocks."""
-    model = make_model(make_data(4, seed=2)[0], 3).eval()
+    model = make_svgp(make_data(4, seed=2)[0], 3).eval()
     x, _ = make_data(2000)
 
     def refuse(self, *args, **kwargs):
@@ -253,7 +229,7 @@ def test_starts_at_the_prior_and_leaves_random_numbers_alone():
         MeanFieldVariationalDistribution,
         NaturalVariationalDistribution,
     ):
-        model = make_model(z, variational_distribution=distribution)
+        model = make_svgp(z, variational_distribution=distribution)
         f, prior = model(x), model(x, prior=True)
         assert_close(f.mean, prior.mean)
         assert_close(f.covariance_matrix, prior.covariance_matrix)
@@ -261,24 +237,11 @@ def test_starts_at_the_prior_and_leaves_random_numbers_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_batches_of_inputs():
-    model = make_model(make_data(4, seed=2)[0], 2)
-    set_whitened(model, *some_whitened(8))
-    x = torch.stack([make_data(3, seed=s)[0] for s in (0, 1)])
-    f = model(x)
-    assert f.mean.shape == (2, 3, 2)
-    for b in range(2):
-        expected = model(x[b])
-        assert_close(f.mean[b], expected.mean)
-        assert_close(f.variance[b], expected.variance)
-        assert_close(f.covariance_matrix[b], expected.covariance_matrix)
-
-
 def test_points_that_coincide():
     x, y = make_data(20)
     z, _ = make_data(4, seed=2)
     likelihood = make_likelihood()
-    model = make_model(torch.cat([z, z]), variational_distribution=NaturalVariationalDistribution)
+    model = make_svgp(torch.cat([z, z]), variational_distribution=NaturalVariationalDistribution)
     optimizer = gpytorch.optim.NGD(model.variational_parameters(), num_data=20, lr=1.0)
     (-elbo(model, likelihood, x, y) / 20).backward()
     optimizer.step()
@@ -294,7 +257,7 @@ def test_nothing_is_iterative_past_800_values(num_outputs, monkeypatch):
     monkeypatch.setattr(linear_operator.utils, "linear_cg", refuse)
     monkeypatch.setattr(linear_operator.utils.lanczos, "lanczos_tridiag", refuse)
     z, _ = make_data(804 // num_outputs, seed=2)
-    model = make_model(z, num_outputs)
+    model = make_svgp(z, num_outputs)
     x, y = make_data(20, num_outputs)
     elbo(model, make_likelihood(num_outputs), x, y).backward()
     assert model.variational_strategy.inducing_points.grad.isfinite().all()
@@ -302,118 +265,3 @@ def test_nothing_is_iterative_past_800_values(num_outputs, monkeypatch):
     with torch.no_grad():
         f = model.eval()(test)
         assert f.rsample(torch.Size([2])).shape == (2, *f.event_shape)
-
-
-def test_images():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 2))
-        images = torch.randn(12, 1, 4, 4)
-    with pytest.raises(ValueError, match=r"inducing_points: .*flatten\(1\)"):
-        LinearizedSVGP(net, images[:3])
-    kernel = NTKernel.from_model(net, input_shape=(1, 4, 4)).double()
-    model = LinearizedSVGP(kernel, images[:3].flatten(1))
-    f = model(images.flatten(1))
-    assert_close(f.mean, net(images).double(), rtol=1e-5, atol=1e-5)
-    set_whitened(model, *some_whitened(6))  # at the prior nothing depends on Z
-    targets = images.flatten(1)[:, :2].double()
-    elbo(model, make_likelihood(2), images.flatten(1), targets).backward()
-    assert (model.variational_strategy.inducing_points.grad.abs().sum(1) > 0).all()
-
-
-def test_a_network_in_float32_is_worked_with_in_float64():
-    net, z = make_net().float(), make_data(4, seed=2)[0]
-    model = LinearizedSVGP(net, z.float())
-    f = model(make_data(3)[0].float())
-    assert f.mean.dtype == f.covariance_matrix.dtype == torch.float64
-    assert next(net.parameters()).dtype == torch.float32
-
-
-def test_float32_when_asked_for():
-    """Errors of rounding: eps·trace K(Z, Z) of jitter, over the noise."""
-    x, y = make_data(30)
-    z, _ = make_data(POINTS, seed=2)
-    model, likelihood = make_model(z), make_likelihood()
-    set_whitened(model, *some_whitened(POINTS))
-    expected = elbo(model, likelihood, x, y)
-    low, low_likelihood = copy.deepcopy(model).float(), copy.deepcopy(likelihood).float()
-    assert low(x).mean.dtype == torch.float32
-    assert_close(elbo(low, low_likelihood, x, y.float()).double(), expected, rtol=1e-4, atol=0)
-
-
-def test_what_is_saved_is_all_there_is():
-    x, _ = make_data(5)
-    z, _ = make_data(4, seed=2)
-    model = make_model(z, 2)
-    set_whitened(model, *some_whitened(8))
-    twin = make_model(z + 1, 2)
-    twin.load_state_dict(model.state_dict())
-    for other in (twin, copy.deepcopy(model)):
-        assert_close(other.eval()(x).mean, model.eval()(x).mean)
-        assert_close(other(x).covariance_matrix, model(x).covariance_matrix)
-
-
-def test_nothing_is_stale_in_eval_mode():
-    x, _ = make_data(5)
-    z, _ = make_data(4, seed=2)
-    model = make_model(z).eval()
-    model(x)
-    set_whitened(model, *some_whitened(4))
-    model.variational_strategy.inducing_points.data.mul_(0.5)
-    model.covar_module.prior.raw_precision.data.add_(1.0)
-    fresh = copy.deepcopy(model).train()
-    assert_close(model(x).mean, fresh(x).mean, rtol=0, atol=0)
-    assert_close(model(x).covariance_matrix, fresh(x).covariance_matrix, rtol=0, atol=0)
-
-
-def test_fixed_inducing_points():
-    z, _ = make_data(4, seed=2)
-    model = make_model(z, learn_inducing_locations=False)
-    assert "variational_strategy.inducing_points" not in dict(model.named_parameters())
-    assert torch.equal(model.variational_strategy.inducing_points, z)
-    z.zero_()  # the model keeps its own
-    assert model.variational_strategy.inducing_points.abs().min() > 0
-
-
-def test_token_ids_cant_be_learned():
-    net = nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(6, 1)).double()
-    kernel = NTKernel.from_model(net, input_dtype=torch.long)
-    ids = torch.tensor([[0.0, 3.0], [6.0, 1.0], [2.0, 2.0]])
-    with pytest.raises(ValueError, match="learn_inducing_locations=False"):
-        LinearizedSVGP(kernel, ids)
-    model = LinearizedSVGP(kernel, ids, learn_inducing_locations=False)
-    assert_close(model(ids).mean, net(ids.long()).squeeze(1))
-
-
-def test_other_kernels_are_for_the_strategy():
-    """A kernel made from an NTKernel, in a model of one's own."""
-    kernel = NTKernel.from_model(make_net(2), prior=1.0)
-    with pytest.raises(TypeError, match="WhitenedStrategy"):
-        LinearizedSVGP(gpytorch.kernels.ScaleKernel(kernel), torch.zeros(1, 3))
-
-    class Scaled(gpytorch.models.ApproximateGP):
-        def __init__(self, z):
-            distribution = CholeskyVariationalDistribution(2 * len(z)).double()
-            super().__init__(WhitenedStrategy(self, z, distribution))
-            self.covar_module = gpytorch.kernels.ScaleKernel(kernel).double()
-            self.covar_module.outputscale = 1 / PRECISION
-            self.mean_module = model.mean_module
-
-        def forward(self, x):
-            return MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-    z, _ = make_data(4, seed=2)
-    model = make_model(z, 2)
-    scaled = Scaled(z)
-    for each in (model, scaled):
-        set_whitened(each, *some_whitened(8))
-    x, y = make_data(6, 2)
-    assert_close(scaled(x).covariance_matrix, model(x).covariance_matrix)
-    likelihood = make_likelihood(2)
-    assert_close(elbo(scaled, likelihood, x, y), elbo(model, likelihood, x, y))
-
-
-def test_no_fantasies():
-    model = make_model(make_data(4, seed=2)[0])
-    with pytest.raises(NotImplementedError, match="fantasy"):
-        model.get_fantasy_model(*make_data(2))
