@@ -17,6 +17,7 @@ from lingp.models.choice import dense_bytes
 from lingp.models.intake import row_batches
 
 _JOINT_MATRICES = 4  # n·C x n·C, alive at a time
+_WEIGHTS = 3  # P x samples
 
 
 @dataclass(frozen=True)
@@ -38,28 +39,26 @@ class Latents:
     def _linearized(self) -> LinearizedNetwork:
         return self.laplace.training.linearized
 
+    @property
+    def _itemsize(self) -> int:
+        """Bytes of a number."""
+        return self.laplace.training.outputs.element_size()
+
     @torch.no_grad()
     def joint(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """Mean (n x C) and covariance (n·C x n·C) at all rows together."""
-        self._check_joint(num_rows(x))
+        count, num_outputs = num_rows(x), self.laplace.training.num_outputs
+        self._check(
+            f"the joint covariance of {count} rows with {num_outputs} outputs each",
+            _JOINT_MATRICES * (count * num_outputs) ** 2 * self._itemsize,
+            "use predict(X), which takes each row on its own, sample(X) or fewer rows",
+        )
         outputs, factors = self._linearized.factors(x)
         mean = _moved(outputs, factors, self.laplace.weight_shift())
         covariance = self.laplace.posterior().covariance(factors)
         covariance = 0.5 * (covariance + covariance.mT)
         covariance.diagonal().clamp_(min=0)  # rounding can take a vanishing variance below zero
         return mean, covariance
-
-    def _check_joint(self, count: int) -> None:
-        """Raise if the covariance of so many rows takes more memory than there is."""
-        outputs = self.laplace.training.outputs
-        needed = _JOINT_MATRICES * (count * outputs.shape[1]) ** 2 * outputs.element_size()
-        if needed > self.memory:
-            raise MemoryError(
-                f"the joint covariance of {count} rows with {outputs.shape[1]} outputs each takes "
-                f"{format_bytes(needed)}, more than the {format_bytes(self.memory)} of memory "
-                "there is; use predict(X), which takes each row on its own, sample(X), fewer rows, "
-                "or raise memory_budget"
-            )
 
     @torch.no_grad()
     def marginals(self, x: Inputs, progress: bool) -> tuple[Tensor, Tensor]:
@@ -75,6 +74,12 @@ class Latents:
     @torch.no_grad()
     def sample(self, x: Inputs, num_samples: int, generator: torch.Generator | None) -> Tensor:
         """Draws of f, joint over rows, (num_samples x n x C): one set of weights for each."""
+        size = self.laplace.training.num_parameters
+        self._check(
+            f"{num_samples} samples of {size} weights",
+            _WEIGHTS * num_samples * size * self._itemsize,
+            "draw fewer at a time",
+        )
         posterior, shift = self.laplace.posterior(), self.laplace.weight_shift()
         weights = posterior.scale.unsqueeze(-1) * posterior.sample(num_samples, generator)
         if shift is not None:
@@ -89,11 +94,20 @@ class Latents:
         """Batches of rows whose factors and dense pieces fit in memory."""
         training = self.laplace.training
         per_row = posterior.bytes_per_row() + training.factor_bytes // training.num_data
+        self._check("the posterior at one row", per_row, "use inducing points or fewer weights")
         rows = max(1, dense_bytes(self.memory) // per_row)
         if posterior.takes_all_ranks:
             rows = int(training.shards.smallest(rows))
         total = -(-num_rows(x) // rows)
         return track(row_batches(x, rows), "predicting", total=total, show=progress)
+
+    def _check(self, what: str, needed: float, remedy: str) -> None:
+        """Raise if what takes so many bytes doesn't fit in memory."""
+        if needed > self.memory:
+            raise MemoryError(
+                f"{what} takes {format_bytes(needed)}, more than the {format_bytes(self.memory)} "
+                f"of memory there is; {remedy}, or raise memory_budget"
+            )
 
 
 def _moved(outputs: Tensor, factors: Factors, shift: Tensor | None) -> Tensor:

@@ -47,8 +47,10 @@ class LinearizedGP(ConditionedNetwork):
     parameters
         Which weights are uncertain: "all", "last_layer", a name pattern, a predicate or a list.
     inference
-        "auto" (counts flops and bytes), "weight_space", "function_space", or an object that is
-        called with (training set, prior, curvature root) and gives a `Posterior`.
+        "auto": the best method that fits in memory, in bounded time, by counted flops and bytes;
+        `fit` says which. Or "weight_space", "function_space" (both exact), "sparse", "iterative",
+        or options, as `lingp.Sparse(num_inducing=200)`, or an object that is called with (training
+        set, prior, curvature root) and gives a `Posterior`.
     mean
         "network": the posterior mean is the network's output. "refit": it is the optimum of the
         linearised model.

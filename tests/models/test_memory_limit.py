@@ -151,6 +151,23 @@ def test_a_joint_covariance_that_does_not_fit_is_refused():
         gp.posterior(rows((4,), 400))
 
 
+def test_samples_that_do_not_fit_are_refused():
+    X = rows((4,), 20)
+    gp = LinearizedGP(small_net(), inference="weight_space", memory_budget=2**21)
+    gp.fit(X, X[:, :3], progress=False)
+    assert gp.sample(X, 100).shape == (100, 20, 3)
+    with pytest.raises(MemoryError, match=r"10000 samples of 67 weights.*fewer at a time"):
+        gp.sample(X, 10_000)
+
+
+def test_a_prediction_that_does_not_fit_is_refused():
+    X = rows((4,), 20)
+    gp = LinearizedGP(small_net(), inference=WeightSpace, memory_budget=5_000)
+    gp.fit(X, X[:, :3], progress=False)
+    with pytest.raises(MemoryError, match=r"posterior at one row takes 6.\d+ kB.*memory_budget"):
+        gp.predict(X)
+
+
 @pytest.mark.parametrize("memory_left", [True, False])
 def test_factors_are_given_back_where_there_is_no_room_for_them(monkeypatch, memory_left):
     monkeypatch.setattr(choice, "flop_limit", lambda device: 0.0)  # sparse
