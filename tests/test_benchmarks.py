@@ -77,6 +77,13 @@ def test_exact_agrees_with_the_dense_posterior_and_a_missing_peer_is_named(tmp_p
     assert "- laplace-torch failed on float64: " in report
 
 
+def test_two_processes_agree_with_one(tmp_path):
+    rows = table_of(run("distributed.py", tmp_path=tmp_path))
+    assert {row["method"] for row in rows} == {"weight space", "sparse"}
+    assert len(rows) == 2 * 3
+    assert all(float(row["difference"]) < 1e-9 and float(row["ratio"]) > 0 for row in rows)
+
+
 def test_an_unknown_contender_is_refused(tmp_path):
     with pytest.raises(AssertionError, match="no contender nobody; there are: lingp, laplace"):
         run("exact.py", "--only", "nobody", tmp_path=tmp_path)
@@ -176,3 +183,118 @@ def test_scores_by_hand(benchmark_module):
     assert found["ece"] == pytest.approx((2 * 0.2 + 0.1 + 0.5) / 4)
     mean, error = scores.mean_and_error([1.0, 2.0, 3.0])
     assert (mean, error) == (2.0, pytest.approx(1 / np.sqrt(3)))
+
+
+@pytest.fixture
+def image_folder(tmp_path):
+    """Ten kinds of bright squares, and noise."""
+    random = np.random.default_rng(0)
+    labels = np.arange(200) % 10
+    images = random.integers(0, 50, size=(200, 28, 28)).astype(np.uint8)
+    for image, label in zip(images, labels, strict=True):
+        row, column = divmod(int(label), 4)
+        image[8 * row : 8 * row + 8, 7 * column : 7 * column + 7] = 255
+    np.savez(tmp_path / "mnist_t10k.npz", images=images, labels=labels)
+    noise = random.integers(0, 256, size=(50, 28, 28)).astype(np.uint8)
+    np.savez(tmp_path / "notmnist_t10k.npz", images=noise, labels=labels[:50])
+    return tmp_path
+
+
+@pytest.fixture
+def sparse_folder(tmp_path):
+    """Small sets under the names of those the benchmark of sparse posteriors reads."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(60, 3))
+    rows = random.permutation(60)
+    np.savez(tmp_path / "uci_kin8nm.npz", X=x, y=np.sin(x[:, 0]), test_index=[rows[:10]])
+    np.savez(
+        tmp_path / "cls_digits.npz",
+        X=x,
+        y=(x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 0.5),
+        immer2021_test_index=[rows[:10]],
+        immer2021_valid_index=[rows[10:20]],
+    )
+    return tmp_path
+
+
+def test_sparse_posteriors_are_compared_with_the_exact_one(tmp_path, sparse_folder):
+    pytest.importorskip("matplotlib")
+    raw, image = tmp_path / "numbers.json", tmp_path / "error.png"
+    flags = ["--data", str(sparse_folder), "--raw", str(raw), "--plot", str(image)]
+    only = "lingp greedy,lingp pairs"
+    report = run("sparse.py", *flags, "--only", only, "--sizes", "4,40", tmp_path=tmp_path)
+    assert "failed" not in report
+    rows = table_of(report)
+    assert len(rows) == 2 * 2 * 2
+    for row in rows:
+        assert float(row["s"]) > 0
+        outputs = 3 if row["set"] == "digits" and row["method"] != "lingp pairs" else 1
+        assert int(row["features"]) == outputs * int(row["points"])
+    # forty inducing inputs are all data there are in digits: exact to rounding
+    (all_data,) = [r for r in rows if (r["set"], r["method"]) == ("digits", "lingp greedy")][1:]
+    assert float(all_data["largest"]) < 1e-6
+    records = json.loads(raw.read_text())
+    (exact,) = [r for r in records if (r["set"], r["method"]) == ("digits", "exact")]
+    assert exact["largest error"] == 0
+    assert exact["far"] == exact["ratio"] == 1
+    assert image.read_bytes().startswith(b"\x89PNG")
+
+
+def test_images_are_scored(tmp_path, image_folder):
+    raw = tmp_path / "numbers.json"
+    flags = ["--data", str(image_folder), "--cache", str(tmp_path / "lenet.npz")]
+    report = run("images.py", *flags, "--raw", str(raw), "--only", "lingp", tmp_path=tmp_path)
+    assert "failed" not in report
+    alone, ours = table_of(report)
+    assert (alone["method"], ours["method"]) == ("MAP", "lingp")
+    assert float(ours["peak (GiB)"]) > 0.1
+    for scores in json.loads(raw.read_text()).values():
+        assert 0 <= scores["auroc entropy"] <= 1
+        assert 0 < scores["nll"] < np.log(10) + 0.5
+
+
+def test_a_trained_network_is_kept_until_its_training_changes(
+    benchmark_module, tmp_path, image_folder
+):
+    images, networks = benchmark_module("images"), benchmark_module("networks")
+    (data,) = benchmark_module("datasets").images(image_folder, "mnist", 20)
+    file = tmp_path / "cache" / "lenet.npz"
+    made = networks.weights(images.trained_network(data, 1, file))
+    written = file.stat().st_mtime_ns
+    read = networks.weights(images.trained_network(data, 1, file))
+    assert file.stat().st_mtime_ns == written
+    for name, value in made.items():
+        np.testing.assert_array_equal(read[name], value)
+    other = networks.weights(images.trained_network(data, 2, file))
+    assert any((other[name] != value).any() for name, value in made.items())
+
+
+def test_images_come_in_disjoint_parts_between_zero_and_one(benchmark_module, image_folder):
+    datasets = benchmark_module("datasets")
+    first, second = datasets.images(image_folder, "mnist", 150, 50)
+    assert first.x.shape == (150, 1, 28, 28)
+    assert first.x.dtype == np.float32
+    assert first.x.max() == 1
+    together = np.concatenate([first.x, second.x]).reshape(200, -1)
+    assert len(np.unique(together, axis=0)) == 200
+    with pytest.raises(ValueError, match="mnist has 200 images, 201 were asked for"):
+        datasets.images(image_folder, "mnist", 201)
+
+
+def test_scores_of_latent_normals_by_hand(benchmark_module):
+    scores = benchmark_module("scores")
+    assert scores.auroc(np.array([0.0, 1.0]), np.array([1.0, 2.0])) == (1 + 1 + 0.5 + 1) / 4
+    np.testing.assert_allclose(
+        scores.entropy(np.array([[0.5, 0.5], [1.0, 0.0]])), [np.log(2), 0], atol=1e-15
+    )
+    found = scores.gaussian_nll(np.zeros(1), np.array([4.0]), np.array([2.0]))
+    assert found == pytest.approx(0.5 * (np.log(8 * np.pi) + 1))
+    # two classes: E softmax is E sigmoid of the difference, N(1, 2 - 2·0.5), by quadrature
+    mean, covariance = np.array([[1.0, 0.0]]), np.array([[[1.0, 0.5], [0.5, 1.0]]])
+    nodes, weights = np.polynomial.hermite_e.hermegauss(50)
+    exact = (weights / (1 + np.exp(-(1 + nodes)))).sum() / weights.sum()
+    (found,) = scores.softmax_mixture(mean, covariance, num_draws=20000)
+    # a sigmoid's standard deviation here is below 0.2: three standard errors of 20000 draws
+    assert found[0] == pytest.approx(exact, abs=3 * 0.2 / np.sqrt(20000))
+    nothing = scores.softmax_mixture(mean, np.zeros((1, 2, 2)))
+    np.testing.assert_allclose(nothing[0, 0], 1 / (1 + np.exp(-1)), rtol=1e-12)
