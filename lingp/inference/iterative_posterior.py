@@ -206,7 +206,9 @@ class IterativePosterior(Posterior):
     def bytes_per_row(self) -> int:
         training = self.training
         columns = 10 * training.shards.num_rows * self.root.rank + 2 * training.outputs.numel()
-        columns += 3 * training.num_parameters
+        # two rows: of batches of one, the memory hardly matters
+        if not self._method.product.pays(2 * _LIKELY_ITERATIONS * training.num_outputs):
+            columns += 3 * training.num_parameters  # of products through the factors
         return training.num_outputs * columns * self.scale.element_size()
 
     def _has_graph(self) -> bool:

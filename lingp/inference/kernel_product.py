@@ -84,9 +84,13 @@ class KernelProduct:
     def expect(self, num_columns: float, variances: Tensor, isotropic: bool) -> None:
         """Form the kernel now, if so many more columns will pay for it."""
         self._forget_others(variances, isotropic)
-        fits = self.dense_bytes <= self.memory and self.training.shards.alone
-        if self.way != "dense" and fits and self._columns + num_columns >= self.break_even:
+        if self.way != "dense" and self.pays(num_columns):
             self._variances = _key(variances, isotropic)
+
+    def pays(self, num_columns: float) -> bool:
+        """Whether the kernel fits, and is written down by the time of so many more columns."""
+        fits = self.dense_bytes <= self.memory and self.training.shards.alone
+        return fits and self._columns + num_columns >= self.break_even
 
     @torch.no_grad()
     def __call__(
