@@ -134,7 +134,7 @@ def verdicts(records: Sequence[Record]) -> list[str]:
 
 
 def plot(records: Sequence[Record], path: Path) -> None:
-    """Error, NLL, seconds and far variance against the number of features, a row for each set."""
+    """Error, NLL and variance far out against M, features and seconds, a row for each set."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -142,35 +142,31 @@ def plot(records: Sequence[Record], path: Path) -> None:
 
     medians = over_seeds(records)
     names = list(dict.fromkeys(record["set"] for record in medians))
-    panels = (
-        ("rank", "error", "relative error of covariances"),
-        ("seconds", "error", "relative error of covariances"),
-        ("rank", "nll", "test NLL"),
-        ("rank", "far", "variance far out / exact"),
-    )
-    figure, axes = plt.subplots(
-        len(names), len(panels), figsize=(16, 3.6 * len(names)), squeeze=False
-    )
+    methods = list(dict.fromkeys(record["method"] for record in medians))
+    across = {"M": "inducing points", "rank": "features", "seconds": "seconds (fit, predict)"}
+    up = {"error": "relative error of covariances", "nll": "test NLL", "far": "far out / exact"}
+    panels = [("M", "error"), ("rank", "error"), ("seconds", "error"), ("M", "nll"), ("M", "far")]
+    size = 3.5 * len(panels), 3.3 * len(names) + 0.7
+    figure, axes = plt.subplots(len(names), len(panels), figsize=size, squeeze=False)
     for row, name in zip(axes, names, strict=True):
-        for axis, (x, y, label) in zip(row, panels, strict=True):
-            for method in dict.fromkeys(r["method"] for r in medians):
+        for axis, (x, y) in zip(row, panels, strict=True):
+            for method in methods:
                 points = sorted((r[x], r[y]) for r in of(medians, name, method))
                 style = "o-" if method.startswith(OURS) else "s--"
-                axis.plot(*zip(*points, strict=True), style, markersize=4, label=method)
+                places, heights = [p[0] for p in points], [p[1] for p in points]
+                axis.plot(places, heights, style, markersize=4, label=method)
             axis.set_xscale("log", base=10 if x == "seconds" else 2)
-            axis.set_xlabel("seconds (fit and predict)" if x == "seconds" else "features")
-            axis.set_ylabel(label)
-            axis.set_title(name)
-            axis.grid(alpha=0.3)
-            if y == "error":
-                axis.set_yscale("log")
             if y == "nll":
                 for method, line in ((EXACT, "-"), (MAP, ":")):
                     (reference,) = of(records, name, method)
                     axis.axhline(reference["nll"], color="black", linestyle=line, label=method)
-    handles, labels = axes[0, 2].get_legend_handles_labels()
-    figure.legend(handles, labels, ncols=5, loc="lower center")
-    figure.tight_layout(rect=(0, 0.07 if len(names) > 1 else 0.14, 1, 1))
+            else:
+                axis.set_yscale("log")
+            axis.set(xlabel=across[x], ylabel=up[y], title=name)
+            axis.grid(alpha=0.3)
+    handles, labels = axes[0, 3].get_legend_handles_labels()
+    figure.legend(handles, labels, ncols=len(labels), loc="lower center")
+    figure.tight_layout(rect=(0, 0.7 / size[1], 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     plt.close(figure)
