@@ -18,6 +18,7 @@ from lingp.inference.leave_one_out import LeaveOneOut, leave_one_out
 from lingp.inference.memory import available_memory
 from lingp.inference.mode import Mode
 from lingp.inference.posterior import InferenceMethod, Posterior
+from lingp.inference.shards import OtherRankError, Shards
 from lingp.inference.sparse import Sparse, SparsePosterior
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.validation import BoundaryWarning, ValidationResult, tune_on_validation
@@ -38,8 +39,10 @@ __all__ = [
     "Mean",
     "MisleadingObjectiveWarning",
     "Mode",
+    "OtherRankError",
     "Posterior",
     "RoundingWarning",
+    "Shards",
     "Sites",
     "Solution",
     "Space",

@@ -285,14 +285,19 @@ class Shards:
 
     def _staged(self, x: Tensor, copy: bool = False) -> Tensor:
         """X, contiguous, on a device that the group's backends can take it from."""
-        backends = dict(
-            pair.split(":", 1) for pair in dist.get_backend_config(self.group).split(",")
-        )
-        device = x.device
-        if backends.get(device.type) == "gloo" or device.type not in backends:
-            # gloo gathers on the CPU only, nccl takes nothing from there
-            device = torch.device("cpu" if "gloo" in backends.values() else "cuda")
+        device = communication_device(x.device, dist.get_backend_config(self.group))
         return x.detach().to(device, copy=copy, memory_format=torch.contiguous_format)
+
+
+def communication_device(device: torch.device, backends: str) -> torch.device:
+    """Where tensors of a device are taken to be sent, e.g. for "cpu:gloo,cuda:nccl".
+
+    gloo gathers on the CPU only, nccl takes nothing from there.
+    """
+    named = dict(pair.split(":", 1) for pair in backends.split(","))
+    if device.type in named and named[device.type] != "gloo":
+        return device
+    return torch.device("cpu" if "gloo" in named.values() else "cuda")
 
 
 def fingerprint(value: Tensor) -> str:

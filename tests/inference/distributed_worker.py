@@ -29,13 +29,19 @@ from lingp.inference.shards import OtherRankError, Shards
 
 Found = dict[str, Any]
 SIZES = (7, 4)  # rows of each rank
+DEVICE = torch.device("cpu")
 
 
 def rows(shards: Shards, dtype: torch.dtype = torch.float64) -> Tensor:
     """This rank's rows of one matrix, (n x 4); all of them where it is alone."""
     generator = torch.Generator().manual_seed(0)
-    whole = torch.randn(sum(SIZES), 4, generator=generator, dtype=torch.float64).to(dtype)
-    return whole if shards.alone else whole.split(SIZES)[shards.rank]
+    whole = torch.randn(sum(SIZES), 4, generator=generator, dtype=torch.float64)
+    return own(whole.to(DEVICE, dtype), shards)
+
+
+def own(x: Tensor, shards: Shards) -> Tensor:
+    """The rows of this rank."""
+    return x if shards.size == 1 else x.split(SIZES)[shards.rank]
 
 
 def primitives(shards: Shards) -> Found:
@@ -43,11 +49,11 @@ def primitives(shards: Shards) -> Found:
     for dtype in (torch.float32, torch.float64):
         x = rows(shards, dtype).requires_grad_()
         spread = shards.with_rows(len(x))
-        w = torch.linspace(-1, 1, 4, dtype=dtype).requires_grad_()
+        w = torch.linspace(-1, 1, 4, dtype=dtype, device=DEVICE).requires_grad_()
         # a loss that takes every way from local to replicated and back
         local = (x * spread.enter(w)).sin()
         gathered = spread.gather_rows(local)
-        mixed = torch.tril(torch.ones(len(gathered), len(gathered), dtype=dtype)) @ gathered
+        mixed = gathered.cumsum(0)
         total = spread.sum((spread.own_rows(mixed) * local).sum(0)) + spread.mean(spread.enter(w))
         loss = (total * w).exp().sum()
         by_w, by_x = torch.autograd.grad(loss, (w, x), create_graph=True)
@@ -72,7 +78,9 @@ def primitives(shards: Shards) -> Found:
 def network(num_outputs: int) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(num_outputs)
-        return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, num_outputs)).double()
+        return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, num_outputs)).to(
+            DEVICE, torch.float64
+        )
 
 
 def data(shards: Shards, num_outputs: int, kind: str) -> tuple[Tensor, Tensor]:
@@ -80,14 +88,14 @@ def data(shards: Shards, num_outputs: int, kind: str) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(sum(SIZES), 3, generator=generator, dtype=torch.float64)
     noise = torch.randn(sum(SIZES), num_outputs, generator=generator, dtype=torch.float64)
+    x, noise = x.to(DEVICE), noise.to(DEVICE)
     f = network(num_outputs)(x).detach() + noise
     y = {"values": f, "labels": f.argmax(-1), "counts": f.exp().round()}[kind]
-    if shards.alone:
-        return x, y
-    return x.split(SIZES)[shards.rank], y.split(SIZES)[shards.rank]
+    return own(x, shards), own(y, shards)
 
 
-X_TEST = torch.linspace(-2, 2, 9, dtype=torch.float64).view(3, 3)
+def x_test() -> Tensor:
+    return torch.linspace(-2, 2, 9, dtype=torch.float64, device=DEVICE).view(3, 3)
 
 
 def results(gp: lingp.LinearizedGP, prefix: str = "") -> Found:
@@ -95,20 +103,20 @@ def results(gp: lingp.LinearizedGP, prefix: str = "") -> Found:
     evidence = gp.log_marginal_likelihood()
     free = {name: p for name, p in gp.named_hyperparameters() if p.requires_grad}
     gradients = torch.autograd.grad(evidence, list(free.values()))
-    posterior = gp.posterior(X_TEST)
+    posterior = gp.posterior(x_test())
     found = {
         "evidence": evidence,
         "mean": posterior.mean,
         "covariance": posterior.covariance_matrix,
     }
     found |= {f"gradient in {name}": g for name, g in zip(free, gradients, strict=True)}
-    found["marginals"] = gp.predict(X_TEST).epistemic_variance
-    found["sample"] = gp.sample(X_TEST, 2, generator=seeded())
+    found["marginals"] = gp.predict(x_test()).epistemic_variance
+    found["sample"] = gp.sample(x_test(), 2, generator=seeded())
     return {prefix + name: value for name, value in found.items()}
 
 
 def seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(2)
+    return torch.Generator(DEVICE).manual_seed(2)
 
 
 LIKELIHOODS: dict[str, tuple[Callable[[], Any], int, str]] = {
@@ -182,14 +190,13 @@ def weights_and_changes(shards: Shards) -> Found:
     """Rows that are weighted, added, taken away; weights of classes that all ranks count."""
     x, y = data(shards, 3, "labels")
     weights = torch.linspace(0.5, 2.0, sum(SIZES), dtype=torch.float64)
-    own = weights if shards.alone else weights.split(SIZES)[shards.rank]
-    firsts = [0, SIZES[0]] if shards.alone else [0]  # the first row of each rank
+    firsts = [0, SIZES[0]] if shards.size == 1 else [0]  # the first row of each rank
     found: Found = {}
     for name, method in (("exact", "weight_space"), ("sparse", lingp.Sparse(num_inducing=5))):
         gp = lingp.LinearizedGP(
             network(3), "categorical", prior=1.5, inference=method, process_group=shards.group
         )
-        gp.fit(x, y, sample_weight=own, class_weight="balanced")
+        gp.fit(x, y, sample_weight=own(weights, shards), class_weight="balanced")
         found |= results(gp, f"{name}, weighted ")
         gp.add_data(x[firsts] + 0.1, y[firsts])
         found |= results(gp, f"{name}, added ")
@@ -206,7 +213,7 @@ def tuned(shards: Shards) -> Found:
         found[f"{name}, how"] = how
         for key, value in gp.named_hyperparameters():
             found[f"{name}, {key}"] = value.detach().clone()
-        found[f"{name}, variance"] = gp.predict(X_TEST).epistemic_variance
+        found[f"{name}, variance"] = gp.predict(x_test()).epistemic_variance
 
     for name, method, prior in (
         ("eigendecomposition", "auto", 1.5),
@@ -255,18 +262,18 @@ def wrong_data(shards: Shards) -> Found:
         net[0].weight += 1e-12 * shards.rank
     other = lingp.LinearizedGP(net, process_group=shards.group)
     found["network"] = message(lambda: other.fit(x, y))
-    points = lingp.Sparse(inducing=X_TEST + shards.rank)
+    points = lingp.Sparse(inducing=x_test() + shards.rank)
     found["inducing"] = message(lambda: fitted(shards, "one noise", points))
     gp.fit(x, y)
     # from here on a rank can ask for itself
     if shards.rank == 0:
-        gp.predict(X_TEST)
-        gp.sample(X_TEST)
+        gp.predict(x_test())
+        gp.sample(x_test())
     method = lingp.Iterative(num_inducing=3, generator=seeded())
     solving = fitted(shards, "one noise", method)
-    found["prediction"] = message(lambda: solving.predict(X_TEST + shards.rank))
-    found["sizes"] = message(lambda: solving.predict(X_TEST[: 1 + shards.rank]))
-    return found | {"went on": gp.predict(X_TEST).epistemic_variance}
+    found["prediction"] = message(lambda: solving.predict(x_test() + shards.rank))
+    found["sizes"] = message(lambda: solving.predict(x_test()[: 1 + shards.rank]))
+    return found | {"went on": gp.predict(x_test()).epistemic_variance}
 
 
 def example(shards: Shards) -> Found:
@@ -337,10 +344,14 @@ CASES: dict[str, Callable[[Shards], Found]] = {
 
 
 def detached(found: Found) -> Found:
-    return {k: v.detach() if isinstance(v, Tensor) else v for k, v in found.items()}
+    return {k: v.detach().cpu() if isinstance(v, Tensor) else v for k, v in found.items()}
 
 
 def main(rank: int, size: int, init_file: str, output: str, backend: str = "gloo") -> None:
+    global DEVICE
+    if backend == "nccl":
+        DEVICE = torch.device("cuda", rank)
+        torch.cuda.set_device(DEVICE)
     dist.init_process_group(
         backend,
         init_method=f"file://{init_file}",

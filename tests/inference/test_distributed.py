@@ -11,7 +11,7 @@ import distributed_worker as worker
 import pytest
 import torch
 
-from lingp.inference.shards import Shards
+from lingp.inference.shards import Shards, communication_device
 
 ROOT = Path(__file__).parents[2]
 NUM_RANKS = 2
@@ -24,7 +24,11 @@ LOSS = {torch.float64: 1e-10, torch.float32: 1e-5, torch.int64: 0}
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """What each rank found, in every case: one pair of processes for all tests."""
-    folder = tmp_path_factory.mktemp("ranks")
+    return launch(NUM_RANKS, "gloo", tmp_path_factory.mktemp("ranks"))
+
+
+def launch(size, backend, folder):
+    """What each of so many processes found."""
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
@@ -35,39 +39,71 @@ def ranks(tmp_path_factory):
                 sys.executable,
                 worker.__file__,
                 str(rank),
-                str(NUM_RANKS),
+                str(size),
                 str(folder / "meeting"),
                 str(folder / f"{rank}.pt"),
+                backend,
             ],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(NUM_RANKS)
+        for rank in range(size)
     ]
     try:
         said = [process.communicate(timeout=300)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0] * NUM_RANKS, "\n".join(said)
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(NUM_RANKS)]
+    assert [process.returncode for process in processes] == [0] * size, "\n".join(said)
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
+
+
+def check_case(found, name, slack=1):
+    """What a rank found in a case is what one process finds."""
+    expected = worker.detached(worker.CASES[name](Shards.single()))
+    assert "error" not in found[name], found[name]["error"]
+    assert found[name].keys() == expected.keys()
+    for key, value in expected.items():
+        if not isinstance(value, torch.Tensor):
+            assert found[name][key] == value, key
+            continue
+        loss = slack * LOSS[value.dtype]
+        torch.testing.assert_close(
+            found[name][key], value, rtol=loss, atol=loss, msg=lambda m, key=key: f"{key}: {m}"
+        )
 
 
 @pytest.mark.parametrize("name", SPREAD)
 def test_two_processes_are_one(ranks, name):
-    expected = worker.detached(worker.CASES[name](Shards.single()))
     for found in ranks:
-        assert "error" not in found[name], found[name]["error"]
-        assert found[name].keys() == expected.keys()
-        for key, value in expected.items():
-            if not isinstance(value, torch.Tensor):
-                assert found[name][key] == value, key
-                continue
-            loss = LOSS[value.dtype]
-            torch.testing.assert_close(
-                found[name][key], value, rtol=loss, atol=loss, msg=lambda m, key=key: f"{key}: {m}"
-            )
+        check_case(found, name)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_nccl(tmp_path, monkeypatch):
+    """On as many GPUs as there are, up to two; one is a group of its own."""
+    found = launch(min(NUM_RANKS, torch.cuda.device_count()), "nccl", tmp_path)
+    monkeypatch.setattr(worker, "DEVICE", torch.device("cuda"))
+    for name in SPREAD:
+        for rank in found:
+            check_case(rank, name, slack=100)
+
+
+@pytest.mark.parametrize(
+    ("backends", "device", "expected"),
+    [
+        ("cpu:gloo,cuda:gloo", "cpu", "cpu"),
+        ("cpu:gloo,cuda:gloo", "cuda", "cpu"),
+        ("cuda:nccl", "cpu", "cuda"),
+        ("cuda:nccl", "cuda", "cuda"),
+        ("cpu:gloo,cuda:nccl", "cpu", "cpu"),
+        ("cpu:gloo,cuda:nccl", "cuda", "cuda"),
+        ("cpu:mpi,cuda:mpi", "cuda", "cuda"),
+    ],
+)
+def test_tensors_go_where_the_backend_takes_them(backends, device, expected):
+    assert communication_device(torch.device(device), backends) == torch.device(expected)
 
 
 def test_sums_are_the_same_bit_for_bit(ranks):
