@@ -48,12 +48,13 @@ class Contender:
         self._test = torch.from_numpy(data["test_x"])
         self._far = torch.from_numpy(data["far_x"])
         self._case = case
-        self._steps = _PILOT_STEPS
         warm = _WARM_UP["rows"]
+        self._steps = 1
         self._fitted(self._x[:warm], self._y[:warm], _WARM_UP["num_inducing"])
         if case["method"] == "valla":
+            pilot = self._fitted(self._x, self._y, case["num_inducing"])
             start = time.perf_counter()
-            self._fitted(self._x, self._y, case["num_inducing"])
+            self._train(pilot, self._x, self._y, _PILOT_STEPS, override=False)
             spent = (time.perf_counter() - start) / _PILOT_STEPS
             self._steps = max(1, min(case["steps"], int(case["seconds"] / spent)))
 
@@ -87,16 +88,18 @@ class Contender:
 
     def _fitted(self, x: Tensor, y: Tensor, num_inducing: int) -> ELLA | VaLLA:
         posterior = self._posterior(num_inducing, len(x))
+        if isinstance(posterior, VaLLA):
+            self._train(posterior, x, y, self._steps)
+        else:
+            posterior.fit(DataLoader(TensorDataset(x, y), _ELLA_ROWS))
+        return posterior
+
+    def _train(self, posterior: VaLLA, x: Tensor, y: Tensor, steps: int, **options: Any) -> None:
         torch.manual_seed(self._case["seed"])
+        loader = DataLoader(TensorDataset(x, y), _VALLA_ROWS, shuffle=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            data = TensorDataset(x, y)
-            if isinstance(posterior, ELLA):
-                posterior.fit(DataLoader(data, _ELLA_ROWS))
-            else:
-                loader = DataLoader(data, _VALLA_ROWS, shuffle=True)
-                posterior.fit(loader, iterations=self._steps, lr=self._case["learning_rate"])
-        return posterior
+            posterior.fit(loader, iterations=steps, lr=self._case["learning_rate"], **options)
 
     def work(self) -> dict[str, Any]:
         posterior = self._fitted(self._x, self._y, self._case["num_inducing"])
