@@ -47,7 +47,11 @@ class Iterative:
 
     Examples
     --------
-    >>> gp = LinearizedGP(net, inference=Iterative(num_inducing=512)).fit(loader)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    >>> X = torch.linspace(-1, 1, 200).unsqueeze(1)
+    >>> gp = lingp.LinearizedGP(net, inference=lingp.Iterative(num_inducing=10))
+    >>> gp.fit(X, X.sin()).predict(X).variance.shape
+    torch.Size([200, 1])
 
     Raises
     ------

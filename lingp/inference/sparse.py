@@ -66,7 +66,11 @@ class Sparse:
 
     Examples
     --------
-    >>> gp = LinearizedGP(net, "categorical", inference=Sparse(num_inducing=100)).fit(loader)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    >>> X = torch.linspace(-1, 1, 200).unsqueeze(1)
+    >>> gp = lingp.LinearizedGP(net, inference=lingp.Sparse(num_inducing=10))
+    >>> gp.fit(X, X.sin()).evidence().trace_term < 1e-3
+    True
     """
 
     num_inducing: int | None = None
