@@ -147,12 +147,15 @@ class _State:
     def bound(self) -> Tensor:
         return _dot(self.residual, self.preconditioned)
 
+    def energy(self, right: Tensor) -> Tensor:
+        """yᵀ x + xᵀ r = yᵀ B⁻¹ y - rᵀ B⁻¹ r, (S,)."""
+        return _dot(right + self.residual, self.x)
+
     def converged(self, right: Tensor, goal: Tensor, variances: Variances | None) -> Tensor:
         small = torch.linalg.vector_norm(self.residual, dim=0) <= goal
         if variances is None:
             return small
-        explained = _dot(right + self.residual, self.x)
-        return small & variances.met(self.bound, explained)
+        return small & variances.met(self.bound, self.energy(right))
 
     def at(self, index: Tensor) -> _State:
         return _State(self.x[:, index], self.residual[:, index], self.preconditioned[:, index])
@@ -207,10 +210,13 @@ def solve_recorded(
         iterations += len(steps.sizes)
         residual = unit[:, left] - product(x)
         after = _State(x, residual, precondition(residual))
-        # a later pass that hardly helps is at what rounding allows
-        better = after.bound < (before.bound if first is None else 0.25 * before.bound)
         if first is None:
             first = Steps(*(_spread(t, left, len(norm)) for t in (steps.sizes, steps.ratios)))
+            # energy rises with every iteration, also where residuals do; rounding hides it at last
+            better = after.energy(unit[:, left]) > before.energy(unit[:, left])
+            better |= after.bound < before.bound
+        else:  # a later pass that hardly helps is at what rounding allows
+            better = after.bound < 0.25 * before.bound
         if not bool(better.any()):
             break
         state = state.replaced(left[better], after.at(better))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import pytest
@@ -266,3 +267,26 @@ def test_gradient_from_the_probes(rank):
 def test_one_probe_is_refused():
     with pytest.raises(ValueError, match="at least 2"):
         system(20).estimate(1, seed=0)
+
+
+def test_energy_rises_with_every_iteration_where_residuals_rise_first():
+    """Few large eigenvalues that right-hand sides say little of: CG finds them late."""
+    values = torch.cat([torch.linspace(1, 2, 20), torch.logspace(2, 8, 40)]).double()
+    right = torch.ones(60, 1, dtype=torch.float64)
+    right[-40:] *= 1e-2
+    energies, residuals = [], []
+    for count in range(1, 25):
+        found = solve(
+            lambda v: values.unsqueeze(-1) * v,
+            right,
+            lambda v: v,
+            tolerance=1e-12,
+            max_iterations=count,
+        )
+        energies.append(float(((right + found.residual) * found.x).sum()))
+        residuals.append(float(found.relative))
+    exact = float((right.square() / values.unsqueeze(-1)).sum())
+    assert max(residuals) > 1  # so that x = 0 looks better
+    assert energies[0] > 0
+    assert all(a <= b + 1e-12 * exact for a, b in itertools.pairwise(energies))
+    assert max(energies) <= exact * (1 + 1e-12)
