@@ -1,7 +1,7 @@
 """The iterative posterior: iterations, time, certificates; against the exact one on fewer rows.
 
 kin40k (split 0: 36,000 training rows), an MLP 8-1024-1024-1 (P ≈ 1.06M) trained by Adam, Gaussian
-noise of the residuals' variance, prior precisions 100 and 1, M inducing inputs.
+noise of the variance of test residuals, prior precisions 100 and 1, M inducing inputs.
 
     all rows     variances at test rows and the evidence, to a relative residual of 1e-4; iterations
                  of a few right-hand sides with and without the preconditioner (those without end at
@@ -362,6 +362,7 @@ def main() -> None:
     parser.add_argument("--most", type=float, default=12.0, help="times the iterations with it")
     parser.add_argument("--probes", type=int, default=16, help="of the evidence")
     parser.add_argument("--block", type=int, default=250, help="test rows solved together")
+    parser.add_argument("--noise", type=float, help="its variance (that of test residuals)")
     parser.add_argument("--epochs", type=int, help="of training (40)")
     parser.add_argument("--width", type=int, help="of the hidden layers (1024)")
     arguments = parser.parse_args()
@@ -385,6 +386,8 @@ def main() -> None:
     task = make_task(
         datasets.folder(arguments.data), arguments.width, arguments.epochs, arguments.cache
     )
+    if arguments.noise is not None:
+        task = replace(task, noise=arguments.noise)
     parts = []
     if arguments.rows:
         parts += on_many_rows(task, precisions, arguments)

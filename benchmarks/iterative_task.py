@@ -25,7 +25,7 @@ _BATCH = 1024  # rows that factors are made for
 
 @dataclass(frozen=True)
 class Task:
-    """The network, the data, and the variance of the noise."""
+    """The network, the data, and the variance of the noise: that of residuals at test rows."""
 
     network: nn.Module
     x: Tensor
@@ -68,14 +68,10 @@ def make_task(where: Path, width: int, epochs: int, cache: Path | None) -> Task:
     kept = None if cache is None else cache.expanduser() / name
     weights = trained_weights(network, x, y, epochs, kept)
     networks.load_weights(network, weights, torch.float64)
+    test, targets = (torch.from_numpy(a) for a in (split.test.x, split.test.y))
     with torch.no_grad():
-        residuals = [
-            network(a).squeeze(-1) - b
-            for a, b in zip(x.split(_BATCH), y.split(_BATCH), strict=True)
-        ]
-    noise = float(torch.cat(residuals).square().mean())
-    # test rows are in the file's order, and no use is made of their targets
-    return Task(network, x, y.unsqueeze(-1), torch.from_numpy(split.test.x), noise)
+        noise = float((network(test).squeeze(-1) - targets).square().mean())
+    return Task(network, x, y.unsqueeze(-1), test, noise)
 
 
 def trained_weights(
