@@ -6,8 +6,8 @@ are the test set. Everyone gets the same network, and tunes its prior precision 
 default:
 
     MAP                        softmax of the network's outputs
-    lingp M=100                LinearizedGP(net, "categorical", inference=Sparse(100)): all weights,
-                               joint 10 x 10 covariances; float64, or in float32
+    lingp                      LinearizedGP(net, "categorical", inference=Sparse(100)): all weights,
+                               joint 10 x 10 covariances, float64 (the network is float32)
     laplace-torch kron         all weights, Kronecker factors
     laplace-torch last-layer   the last layer's weights, full covariance
 
@@ -51,11 +51,8 @@ _STEPS = ("fit", "tune", "predict")
 
 
 def contenders(num_inducing: int) -> list[Contender]:
-    """lingp in both dtypes, and laplace-torch's two structures for a network of this size."""
-    made = []
-    for name, dtype in ((OURS, "float64"), (f"{OURS} float32", "float32")):
-        options = {"num_inducing": num_inducing, "linear_algebra": dtype}
-        made.append(Contender(name, "contenders.images_lingp", options=options))
+    """lingp, and laplace-torch's two structures for a network of this size."""
+    made = [Contender(OURS, "contenders.images_lingp", options={"num_inducing": num_inducing})]
     for name, subset, structure in (
         ("laplace-torch kron", "all", "kron"),
         ("laplace-torch last-layer", "last_layer", "full"),

@@ -21,15 +21,14 @@ def versions() -> dict[str, str]:
 class Contender:
     """Class probabilities of test and other images, seconds of each step, and peak memory.
 
-    Of ``LinearizedGP``, `Sparse` with the case's ``num_inducing`` inputs and the case's ``dtype``
-    are set, no other option.
+    `Sparse` with the case's ``num_inducing`` inputs is asked for; no other option is set.
     """
 
     def __init__(self, case: dict[str, Any], data: dict[str, Any]) -> None:
         self._network, self._x = set_up(case, data)
         self._y = torch.from_numpy(data["y"])
         self._test, self._outside = (torch.from_numpy(data[k]) for k in ("test_x", "outside_x"))
-        self._size, self._dtype = case["num_inducing"], getattr(torch, case["linear_algebra"])
+        self._size = case["num_inducing"]
 
     def work(self) -> dict[str, Any]:
         seconds = {}
@@ -41,9 +40,9 @@ class Contender:
             seconds[step], clock = now - clock, now
 
         sparse = lingp.Sparse(self._size, generator=torch.Generator().manual_seed(0))
-        gp = lingp.LinearizedGP(
-            self._network, "categorical", inference=sparse, dtype=self._dtype
-        ).fit(self._x, self._y, progress=False)
+        gp = lingp.LinearizedGP(self._network, "categorical", inference=sparse).fit(
+            self._x, self._y, progress=False
+        )
         lap("fit")
         gp.optimize_hyperparameters()
         lap("tune")
