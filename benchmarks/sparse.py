@@ -9,6 +9,8 @@ the network's output for everyone, so methods differ in covariances alone.
                                        C outputs of each, M·C features (or as many as there are
                                        directions)
     lingp pairs                        Sparse(M, "greedy", points="pairs"): M features
+    lingp prior                        Sparse(M, "greedy", complement="prior"): the prior's variance
+                                       outside of the inducing points' span, as in Titsias' bound
     ELLA                               M features from M training rows (one random output each)
     ELLA 2000                          the M leading directions of 2000 rows (or all)
     VaLLA, VaLLA 0.1                   M inducing inputs, optimised by Adam at its default rate of
@@ -76,6 +78,13 @@ def contenders(steps: int, seconds: float) -> list[Contender]:
     ]
     made.append(
         Contender(f"{OURS} pairs", _SPARSE, options={"select": "greedy", "points": "pairs"})
+    )
+    made.append(
+        Contender(
+            f"{OURS} prior",
+            _SPARSE,
+            options={"select": "greedy", "points": "inputs", "complement": "prior"},
+        )
     )
     for name, subsample in (("ELLA", 0), ("ELLA 2000", 2000)):
         options = {"method": "ella", "subsample": subsample}

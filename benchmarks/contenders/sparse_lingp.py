@@ -48,6 +48,7 @@ class Contender:
             num_inducing,
             case["select"],
             points=case["points"],
+            complement=case.get("complement", "fitted"),
             generator=torch.Generator().manual_seed(case["seed"]),
         )
 

@@ -62,6 +62,12 @@ class Basis:
         moved._sums = self._sums.carried_over(origin, moved._sum_over)
         return moved
 
+    @property
+    def rank(self) -> int:
+        """Dimension of the span of the inducing points, copies left out."""
+        pivots = self.factor.detach().diagonal().square()
+        return int((pivots > 100 * torch.finfo(pivots.dtype).eps * pivots.sum()).sum())
+
     def detach(self) -> Basis:
         """The same without a graph."""
         if not self.variances.requires_grad:

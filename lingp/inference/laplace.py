@@ -1,12 +1,12 @@
 """Linearised Laplace: posterior, posterior mean and evidence at the current hyperparameters.
 
-    log q(D) = Σ_n w_n log p(y_n | f_n) - ½ |Σ0^{-1/2} (θ - μ0)|² - ½ log det(I + Φ Φᵀ) [- ½ tr]
+    log q(D) = Σ_n w_n log p(y_n | f_n) - ½ |Σ0^{-1/2} (θ - μ0)|² - ½ log det(I + Φ Φᵀ) [- ½ l]
 
 at θ = θ* with f = f(x; θ*) (mean="network"), or at the mode of the linearised model with
 f = f_lin(x, θ) (mean="refit": for Gaussian noise, the exact evidence of that model). The curvature
 in Φ is taken where the mean is (sites="mean") or at the network's outputs (sites="network"); the
 posterior, but not the evidence, can take its expectation instead (sites="expected"). The last term
-is that of methods with features of their own, see `Posterior.trace_term`.
+is that of methods with features of their own, see `Posterior.left_out`.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class LinearizedLaplace:
         """log q(D), 0-d, with a graph to the hyperparameters when grad mode is on."""
         at = self.solution()
         log_likelihood = self.data_term.log_prob(at.outputs)
-        complexity = at.posterior.log_determinant() + at.posterior.trace_term()
+        complexity = at.posterior.log_determinant() + at.posterior.left_out()
         return log_likelihood - 0.5 * at.e.square().sum() - 0.5 * complexity
 
     def prior_deviation(self) -> Tensor:

@@ -103,7 +103,7 @@ def fixed_point(laplace: LinearizedLaplace, threshold: float, max_evaluations: i
 def _parts(laplace: LinearizedLaplace) -> Parts:
     at = laplace.solution()
     fit = laplace.data_term.log_prob(at.outputs) - 0.5 * at.e.square().sum()
-    return fit, at.posterior.log_determinant() + at.posterior.trace_term()
+    return fit, at.posterior.log_determinant() + at.posterior.left_out()
 
 
 def _groups(laplace: LinearizedLaplace) -> list[_Group]:

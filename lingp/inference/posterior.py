@@ -22,7 +22,7 @@ class Posterior(ABC):
 
     Φ = Rᵀ J Σ0^{1/2} is the whitened Jacobian at the training data. A method that approximates it
     by Rᵀ F with fewer columns (see `lingp.inference.features`) takes coordinates wherever q stands
-    for a size below; else q = P. `log_determinant`, `trace_term`, `solve` and `precision_solve` are
+    for a size below; else q = P. `log_determinant`, `left_out`, `solve` and `precision_solve` are
     differentiable in the prior's variances and in R when the posterior was made with grad mode on;
     covariances and samples are plain values.
 
@@ -60,9 +60,13 @@ class Posterior(ABC):
         """(I + Φᵀ Φ)⁻¹ b, (q x S) -> (q x S)."""
 
     def trace_term(self) -> Tensor:
-        """tr Λ (J Σ0 Jᵀ - F Fᵀ), 0-d: what features leave out of the prior; 0 for exact methods.
+        """tr Λ (J Σ0 Jᵀ - F Fᵀ), 0-d: what features leave out of the prior; 0 for exact methods."""
+        return self.variances.new_zeros(())
 
-        Half of it is subtracted from the evidence, which makes it a lower bound.
+    def left_out(self) -> Tensor:
+        """What `log_determinant` lacks at most, 0-d; 0 for exact methods.
+
+        With half of it subtracted, the evidence is a lower bound.
         """
         return self.variances.new_zeros(())
 

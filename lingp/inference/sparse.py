@@ -1,22 +1,31 @@
-"""Sparse inference: the weights' span at inducing points, everything else as the prior has it.
+"""Sparse inference: all of the posterior in the span of inducing points, one number for the rest.
 
 With features Ψ(x) = K(x, Z) L⁻ᵀ of inducing points Z (see `lingp.inference.basis`), one pass over
 the data gives
 
-    A = I + Ψᵀ Λ Ψ                                                              (m x m)
-    Cov f* = [K** - Ψ* Ψ*ᵀ] + Ψ* A⁻¹ Ψ*ᵀ                           both terms PSD
-    log q  = Σ_n log p(y_n | f_n) - ½ |u|² - ½ log det A - ½ tr Λ (K - Ψ Ψᵀ)
+    A = I + Ψᵀ Λ Ψ  (m x m),     t = tr Λ (K - Ψ Ψᵀ)
+    Cov f* = s [K** - Ψ* Ψ*ᵀ] + Ψ* A⁻¹ Ψ*ᵀ                         both terms PSD
+    log q  = Σ_n log p(y_n | f_n) - ½ |u|² - ½ log det A - ½ l
 
-For Gaussian noise and a refitted mean the last is the bound of Titsias (2009, "Variational learning
-of inducing variables in sparse Gaussian processes", equation 9) and the first two its optimal
-posterior (equation 6, in whitened form). At Z = all data everything is exact. Memory is that of a
-few m x m matrices and one batch of rows, whatever N is.
+The first two make a normal q of the whitened weights with free mean and covariance in the span of
+Q, and variance s in the r = P - m directions outside of it. The bound on the evidence is largest at
+
+    s = 1 / (1 + t/r),     l = r log(1 + t/r)           (complement="fitted")
+    s = 1,                 l = t                        (complement="prior")
+
+since -½ log det(I + Φᵀ Φ) >= -½ log det A - ½ r log(1 + t/r), by Fischer's inequality for the two
+blocks and that of the means for the eigenvalues of the second. For Gaussian noise and a refitted
+mean, s = 1 is Titsias (2009, "Variational learning of inducing variables in sparse Gaussian
+processes", equations 6 and 9). At Z = all data t is zero and everything is exact. Memory is that
+of a few m x m matrices and one batch of rows, whatever N is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -38,6 +47,8 @@ from lingp.linearization.inputs import Inputs, input_tensors
 from lingp.operators import diagonal_blocks, gram
 from lingp.priors import Prior
 
+Complement = Literal["fitted", "prior"]
+
 _KEPT_SHARE = 0.25  # of memory, for features of the training data
 
 
@@ -55,6 +66,11 @@ class Sparse:
         the kernel's metric; "random". All choose among training inputs.
     points
         "inputs" or "pairs": whether an inducing point is an input with all outputs, or one output.
+    complement
+        The variance of whitened weights outside the span of the inducing points: "fitted" to the
+        data, one number for all, by the bound; or as the "prior" has it, which the data can't
+        narrow. Far from the data the prior's is the safe one; near them it is far too wide unless
+        the inducing points span nearly all that the data determine.
     inducing
         Inputs to take as inducing points instead, as the network takes them.
     tolerance
@@ -76,12 +92,15 @@ class Sparse:
     num_inducing: int | None = None
     select: Rule = "greedy"
     points: Points = "inputs"
+    complement: Complement = "fitted"
     inducing: Inputs | None = None
     tolerance: float | None = None
     num_candidates: int | None = None
     generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
+        if self.complement not in get_args(Complement):
+            raise ValueError(f'complement: expected "fitted" or "prior", got {self.complement!r}')
         if self.inducing is None:
             return
         given = [n for n in ("num_inducing", "tolerance", "num_candidates") if getattr(self, n)]
@@ -107,7 +126,7 @@ class Sparse:
             prints = [fingerprint(t) for t in input_tensors(self.inducing)]
             training.shards.check_agreement({"the inducing inputs (fingerprints)": prints})
             points = points_at(training.linearized, self.inducing)
-            return BoundSparse(points, _KEPT_SHARE * memory)
+            return BoundSparse(points, _KEPT_SHARE * memory, complement=self.complement)
         choose = choose_inducing if training.shards.alone else choose_from_all
         with torch.no_grad():
             points, choice = choose(
@@ -121,15 +140,15 @@ class Sparse:
                 generator=self.generator,
                 memory=memory,
             )
-        return BoundSparse(points, _KEPT_SHARE * memory, choice)
+        return BoundSparse(points, _KEPT_SHARE * memory, choice, self.complement)
 
 
 class SparsePosterior(Posterior):
-    """Cov e = (I - Q Qᵀ) + Q A⁻¹ Qᵀ, with L Lᵀ = A = I + Ψᵀ Λ Ψ.
+    """Cov e = s (I - Q Qᵀ) + Q A⁻¹ Qᵀ, with L Lᵀ = A = I + Ψᵀ Λ Ψ.
 
         log det     2 Σ_i log L_ii
-        Cov f*      [K** - Ψ* Ψ*ᵀ] + Vᵀ V,  V = L⁻¹ Ψ*ᵀ
-        sample      e + Q (L⁻ᵀ e' - Qᵀ e),  e ~ N(0, I_P), e' ~ N(0, I_m)
+        Cov f*      s [K** - Ψ* Ψ*ᵀ] + Vᵀ V,  V = L⁻¹ Ψ*ᵀ
+        sample      √s (e - Q Qᵀ e) + Q L⁻ᵀ e',  e ~ N(0, I_P), e' ~ N(0, I_m)
 
     Parameters
     ----------
@@ -137,14 +156,22 @@ class SparsePosterior(Posterior):
         As every posterior has them.
     features
         Ψ at the training data.
+    complement
+        What s is.
     """
 
     features: Projection
 
     def __init__(
-        self, training: TrainingSet, prior: Prior, root: CurvatureRoot, features: Projection
+        self,
+        training: TrainingSet,
+        prior: Prior,
+        root: CurvatureRoot,
+        features: Projection,
+        complement: Complement = "fitted",
     ) -> None:
         super().__init__(training, prior, root)
+        self.complement = complement
         self.features = features
         basis, amplitude = features.basis, features.amplitude
         self._gram = amplitude.square() * basis.gram(root)
@@ -175,6 +202,25 @@ class SparsePosterior(Posterior):
         total = features.amplitude.square() * features.basis.trace(self.root)
         return total - self._gram.diagonal().sum()
 
+    def left_out(self) -> Tensor:
+        trace = self.trace_term()
+        if self.complement == "prior":
+            return trace
+        return self._freedom * torch.log1p(trace / self._freedom)
+
+    @cached_property
+    def complement_variance(self) -> Tensor:
+        """s, 0-d, without a graph."""
+        with torch.no_grad():
+            if self.complement == "prior":
+                return self.variances.new_ones(())
+            return 1 / (1 + self.trace_term().clamp(min=0) / self._freedom)
+
+    @property
+    def _freedom(self) -> int:
+        """r, the number of directions outside the span."""
+        return max(1, self.training.num_parameters - self.features.basis.rank)
+
     def solve(self, z: Tensor) -> Tensor:
         right = self.whitened_t_product(z.unsqueeze(-1))
         return self.factorization.solve(right).squeeze(-1)
@@ -186,20 +232,22 @@ class SparsePosterior(Posterior):
     def covariance(self, factors: Factors) -> Tensor:
         rows = self.features.at(factors).flatten(0, 1)
         half = self._half(rows)
-        return gram(factors, variances=self.variances) - rows @ rows.mT + half.mT @ half
+        outside = gram(factors, variances=self.variances) - rows @ rows.mT
+        return self.complement_variance * outside + half.mT @ half
 
     @torch.no_grad()
     def marginal_covariance(self, factors: Factors) -> Tensor:
         rows = self.features.at(factors)
-        return diagonal_blocks(factors, self.variances) - rows @ rows.mT + self._informed(rows)
+        outside = diagonal_blocks(factors, self.variances) - rows @ rows.mT
+        return self.complement_variance * outside + self._informed(rows)
 
     @torch.no_grad()
     def training_covariance(self) -> Tensor:
-        features = self.features
-        covariance = features.amplitude.square() * features.basis.diagonal()
+        features, s = self.features, self.complement_variance
+        covariance = s * features.amplitude.square() * features.basis.diagonal()
         for rows, block in features.basis.pieces():
             block = features.amplitude * block
-            covariance[rows] += self._informed(block) - block @ block.mT
+            covariance[rows] += self._informed(block) - s * (block @ block.mT)
         return covariance
 
     @torch.no_grad()
@@ -213,6 +261,7 @@ class SparsePosterior(Posterior):
         e = self._standard_normal(training.num_parameters, num_samples, generator=generator)
         inner = self._standard_normal(len(factor), num_samples, generator=generator)
         inner = torch.linalg.solve_triangular(factor.mT, inner, upper=True)
+        e = self.complement_variance.sqrt() * e
         return e + self.features.whitened(inner - self.features.t_whitened(e))
 
     def bytes_per_row(self) -> int:
@@ -239,18 +288,26 @@ class BoundSparse:
         Memory that features of the training data may take.
     choice
         How they were chosen; None if they were given.
+    complement
+        See `Sparse`.
     """
 
     def __init__(
-        self, points: InducingPoints, keep_bytes: float, choice: InducingChoice | None = None
+        self,
+        points: InducingPoints,
+        keep_bytes: float,
+        choice: InducingChoice | None = None,
+        complement: Complement = "fitted",
     ) -> None:
+        self.complement = complement
         self.points = points
         self.keep_bytes = keep_bytes
         self.choice = choice
         self._basis: ValueCache[Basis] = ValueCache()
 
     def __call__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> SparsePosterior:
-        return SparsePosterior(training, prior, root, self.features(training, prior))
+        features = self.features(training, prior)
+        return SparsePosterior(training, prior, root, features, self.complement)
 
     def __str__(self) -> str:
         if self.choice is not None:
@@ -273,7 +330,7 @@ class BoundSparse:
 
     def carried_over(self, training: TrainingSet, origin: Origin) -> BoundSparse:
         """The same inducing points for a changed training set; sums over kept rows go along."""
-        moved = BoundSparse(self.points, self.keep_bytes, self.choice)
+        moved = BoundSparse(self.points, self.keep_bytes, self.choice, self.complement)
         basis = self._basis.kept
         if basis is not None:
             moved._basis.get(

@@ -191,7 +191,7 @@ class LinearizedGP(ConditionedNetwork):
     def evidence(self) -> Evidence:
         """`log_marginal_likelihood` in parts, as plain numbers, with a standard error.
 
-        For a sparse posterior, `trace_term` says how far the bound may be below; for an iterative
+        For a sparse posterior, `left_out` says how far the bound may be below; for an iterative
         one, `standard_error` how well its log determinant is known.
         """
         return evidence(self._fitted())

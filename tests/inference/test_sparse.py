@@ -32,14 +32,26 @@ def close(actual, expected, rtol=1e-8):
     torch.testing.assert_close(actual, expected, rtol=0, atol=rtol * scale)
 
 
-def sparse_laplace(net, x, y, prior, likelihood, mean, rows, columns=None, keep_bytes=0, **options):
+def sparse_laplace(
+    net,
+    x,
+    y,
+    prior,
+    likelihood,
+    mean,
+    rows,
+    columns=None,
+    keep_bytes=0,
+    complement="fitted",
+    **options,
+):
     """Laplace with inducing points at some training rows; chunks of a few rows."""
     laplace = make_laplace(
         net, x, y, prior, likelihood, "weight", mean, keep_bytes=keep_bytes, **options
     )
     linearized = laplace.training.linearized
     points = points_at(linearized, x[rows].to(linearized.dtype), columns)
-    laplace.method = BoundSparse(points, keep_bytes)
+    laplace.method = BoundSparse(points, keep_bytes, complement=complement)
     return laplace
 
 
@@ -126,7 +138,7 @@ def test_any_likelihood_is_exact_at_all_data(likelihood, num_outputs, sites, mea
         close(actual, wanted.detach(), rtol=1e-7 if sites == "expected" else 1e-8)
 
 
-def dense_sparse(net, x, y, x_test, prior, noise, mean, rows):
+def dense_sparse(net, x, y, x_test, prior, noise, mean, rows, complement):
     """The textbook formulas for rows J_Z of the Jacobian, with explicit inverses."""
     jacobian, jacobian_test = dense_jacobian(net, x), dense_jacobian(net, x_test)
     sizes = torch.tensor([p.numel() for p in net.parameters()])
@@ -141,41 +153,61 @@ def dense_sparse(net, x, y, x_test, prior, noise, mean, rows):
     kernel = (jacobian * variances) @ jacobian.mT
     trace = ((kernel - nystroem).diagonal() / noise).sum()
     scatter = torch.linalg.inv(torch.linalg.inv(middle) + cross.mT @ (cross / noise[:, None]))
-    covariance = (jacobian_test * variances) @ jacobian_test.mT
-    covariance = covariance - cross_test @ (middle - scatter) @ cross_test.mT
+    outside = len(variances) - len(rows)
+    s, left_out = 1.0, trace
+    if complement == "fitted":
+        s, left_out = 1 / (1 + trace / outside), outside * (1 + trace / outside).log()
+    covariance = s * (
+        (jacobian_test * variances) @ jacobian_test.mT - cross_test @ middle @ cross_test.mT
+    )
+    covariance = covariance + cross_test @ scatter @ cross_test.mT
     if mean == "network":
         fit = (
             -0.5 * ((y.reshape(-1) - outputs).square() / noise + (2 * math.pi * noise).log()).sum()
             - 0.5 * ((weights - prior.mean).square() / variances).sum()
             - 0.5 * torch.logdet(torch.eye(len(y.reshape(-1))).double() + nystroem / noise[:, None])
         )
-        return fit - 0.5 * trace, outputs_test, covariance
+        return fit - 0.5 * left_out, outputs_test, covariance
     deviation = prior.mean - weights
     rest = y.reshape(-1) - outputs - jacobian @ deviation
     total = nystroem + torch.diag(noise)
     solved = torch.linalg.solve(total, rest)
     evidence = -0.5 * (rest @ solved + torch.logdet(total) + len(rest) * math.log(2 * math.pi))
     means = outputs_test + jacobian_test @ deviation + cross_test @ middle @ (cross.mT @ solved)
-    return evidence - 0.5 * trace, means, covariance
+    return evidence - 0.5 * left_out, means, covariance
 
 
+@pytest.mark.parametrize("complement", ["fitted", "prior"])
 @pytest.mark.parametrize("keep_bytes", KEPT)
 @pytest.mark.parametrize("points", ["inputs", "pairs"])
 @pytest.mark.parametrize("mean", MEANS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_fewer_inducing_points_follow_the_dense_formulas(kind, mean, points, keep_bytes):
+def test_fewer_inducing_points_follow_the_dense_formulas(
+    kind, mean, points, keep_bytes, complement
+):
     case = CASES[3]
     net, x, y, x_test = case.build()
     prior, likelihood = hyperparameters(kind, 3)
     inputs = torch.tensor([1, 4, 10])
     columns = torch.tensor([0, 4, 5, 8]) if points == "pairs" else None
     laplace = sparse_laplace(
-        net, x, y, prior, likelihood, mean, inputs, columns, keep_bytes=keep_bytes
+        net,
+        x,
+        y,
+        prior,
+        likelihood,
+        mean,
+        inputs,
+        columns,
+        keep_bytes=keep_bytes,
+        complement=complement,
     )
     rows = (inputs[:, None] * 3 + torch.arange(3)).flatten()
     rows = rows if columns is None else rows[columns]
     noise = likelihood.noise
-    wanted, means, covariance = dense_sparse(net, x, y, x_test, prior, noise, mean, rows)
+    wanted, means, covariance = dense_sparse(
+        net, x, y, x_test, prior, noise, mean, rows, complement
+    )
 
     evidence = laplace.log_marginal_likelihood()
     close(evidence, wanted)
@@ -192,30 +224,65 @@ def test_fewer_inducing_points_follow_the_dense_formulas(kind, mean, points, kee
 
 def test_the_bound_grows_with_the_inducing_points_and_stays_below_the_evidence():
     net, x, y, x_test = CASES[2].build(num_data=25)
-    values = []
-    for count in (1, 3, 8, 15, 25):
-        prior, likelihood = hyperparameters("isotropic/scalar", 1)
-        laplace = sparse_laplace(net, x, y, prior, likelihood, "refit", slice(0, count))
-        values.append(laplace.log_marginal_likelihood().item())
+    values = {"prior": [], "fitted": []}
+    for complement, found in values.items():
+        for count in (1, 3, 8, 15, 25):
+            prior, likelihood = hyperparameters("isotropic/scalar", 1)
+            laplace = sparse_laplace(
+                net,
+                x,
+                y,
+                prior,
+                likelihood,
+                "refit",
+                slice(0, count),
+                complement=complement,
+            )
+            found.append(laplace.log_marginal_likelihood().item())
     exact = dense_reference(net, x, y, x_test, prior, likelihood, "refit").log_evidence.item()
-    assert values == sorted(values)
-    assert values[-2] < exact
-    assert values[-1] == pytest.approx(exact, rel=1e-8)
+    for found in values.values():
+        assert found == sorted(found)
+        assert found[-2] < exact
+        assert found[-1] == pytest.approx(exact, rel=1e-8)
+    # one variance fitted to what is outside of the span makes the bound tighter
+    assert all(a < b for a, b in zip(values["prior"][:-1], values["fitted"][:-1], strict=True))
 
 
-def test_far_from_the_data_the_prior_variance_survives():
+def test_the_complement_has_the_variance_of_the_largest_bound():
+    net, x, y, _ = CASES[3].build()
+    prior, likelihood = hyperparameters("isotropic/scalar", 3)
+    posterior = sparse_laplace(net, x, y, prior, likelihood, "network", [1, 4]).posterior()
+    trace, outside = float(posterior.trace_term()), posterior.scale.numel() - 6
+
+    def bound(s):  # twice what depends on s in E log p + entropy
+        return outside * math.log(s) - s * (outside + trace)
+
+    s = float(posterior.complement_variance)
+    assert 0 < s < 1
+    assert bound(s) > max(bound(0.999 * s), bound(1.001 * s))
+    # and its value there is that of the evidence
+    assert -bound(s) - outside == pytest.approx(float(posterior.left_out()), rel=1e-12)
+
+
+def test_far_from_the_data_the_variance_survives():
     net, x, y, _ = CASES[2].build(num_data=25)
-    prior, likelihood = hyperparameters("isotropic/scalar", 1)
-    laplace = sparse_laplace(net, x, y, prior, likelihood, "network", slice(0, 5))
     x_far = 20 * x[:6].roll(1, 0)
-    _, covariance, _ = moments(laplace, x_far)
+    found = {}
+    for complement in ("prior", "fitted"):
+        prior, likelihood = hyperparameters("isotropic/scalar", 1)
+        laplace = sparse_laplace(
+            net, x, y, prior, likelihood, "network", slice(0, 5), complement=complement
+        )
+        found[complement] = moments(laplace, x_far)[1].diagonal()
     exact = dense_reference(net, x, y, x_far, prior, likelihood, "network").covariance.diagonal()
-    assert bool((covariance.diagonal() > 0.9 * exact).all())
+    assert bool((found["prior"] > 0.9 * exact).all())
     # the features alone, as a Nyström method has them, know nothing of what they don't span
     posterior = laplace.posterior()
     rows = posterior.features.at(laplace.training.linearized.factors(x_far)[1])
     alone = posterior._informed(rows).flatten()
     assert bool((alone < 0.5 * exact).any())
+    outside = (found["prior"] - alone) * posterior.complement_variance
+    close(found["fitted"], alone + outside)
 
 
 def test_the_refitted_mean_is_the_optimum_within_the_span():
@@ -336,11 +403,12 @@ def test_leave_one_out_is_exact_at_all_data_and_that_of_the_span_else(mean):
     close(sparse.mean, exact.mean)
     close(sparse.covariance, exact.covariance)
 
-    laplace = sparse_laplace(net, x, y, prior, likelihood, "refit", [1, 4])
+    # a fitted complement stays that of all data
+    laplace = sparse_laplace(net, x, y, prior, likelihood, "refit", [1, 4], complement="prior")
     found = leave_one_out(laplace)
     keep = torch.arange(12) != 7
     without = sparse_laplace(net, x[keep], y[keep], prior, likelihood, "refit", slice(0, 1))
-    without.method = BoundSparse(laplace.method.points, 0)
+    without.method = BoundSparse(laplace.method.points, 0, complement="prior")
     mean_there, _, blocks = moments(without, x[7:8])
     close(found.mean[7], mean_there)
     close(found.covariance[7], blocks[0])
@@ -365,8 +433,13 @@ def test_the_parts_of_the_evidence_add_up(mean):
     laplace = sparse_laplace(net, x, y, prior, likelihood, mean, [1, 4])
     parts = evidence(laplace)
     assert parts.value == pytest.approx(laplace.log_marginal_likelihood().item(), rel=1e-12)
-    assert parts.trace_term > 0
+    assert parts.trace_term > parts.left_out > 0
     assert "(left out)" in str(parts)
     exact = evidence(make_laplace(net, x, y, prior, likelihood, "weight", mean))
-    assert exact.trace_term == exact.standard_error == 0
+    assert exact.trace_term == exact.left_out == exact.standard_error == 0
     assert parts.value < exact.value
+
+
+def test_an_unknown_complement_is_refused():
+    with pytest.raises(ValueError, match='complement: expected "fitted" or "prior"'):
+        Sparse(complement="none")
