@@ -148,7 +148,7 @@ def test_iterative_is_within_its_certificates(benchmark_module, data_folder, rep
     iterative = benchmark_module("iterative")
     flags = ["--data", data_folder, "--threads", "1", "--cache", tmp_path]
     report = report_of(iterative, *flags)
-    everything, errors, early = tables_of(report)
+    everything, errors, counts, early = tables_of(report)
     for row in everything:
         assert float(row["residual"]) <= iterative.TOLERANCE
         assert float(row["ratio"]) > 1
@@ -156,12 +156,14 @@ def test_iterative_is_within_its_certificates(benchmark_module, data_folder, rep
         assert float(row["largest error / v"]) <= iterative.TOLERANCE
         assert float(row["least error / v"]) > -1e-10
         assert float(row["off"]) < 5
+    assert [row["until"] for row in counts] == ["residual", "certified"] * 2
+    assert all(float(row["ratio"]) > 1 for row in counts)
     assert [row["products"] for row in early] == ["5", "20", "80"] * 2
     assert report.count(": met") == 6
     assert "not met" not in report
     # the cached network gives the same numbers
     again = tables_of(report_of(iterative, *flags, "--rows", "0"))
-    assert again == [errors, early]
+    assert again == [errors, counts, early]
 
 
 def test_iterative_says_when_an_error_is_above_its_certificate(

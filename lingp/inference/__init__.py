@@ -7,21 +7,21 @@ from lingp.inference.data_term import DataTerm
 from lingp.inference.evidence import Evidence
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.function_space import FunctionSpace
-from lingp.inference.hyperparameters import (
-    HyperparameterResult,
-    MisleadingObjectiveWarning,
-    optimize,
-)
 from lingp.inference.iterative import Iterative
 from lingp.inference.laplace import LinearizedLaplace, Mean, Sites, Solution
-from lingp.inference.leave_one_out import LeaveOneOut, leave_one_out
 from lingp.inference.memory import available_memory
 from lingp.inference.mode import Mode
 from lingp.inference.posterior import InferenceMethod, Posterior
 from lingp.inference.shards import OtherRankError, Shards
 from lingp.inference.sparse import Sparse, SparsePosterior
 from lingp.inference.training_set import TrainingSet
-from lingp.inference.validation import BoundaryWarning, ValidationResult, tune_on_validation
+from lingp.inference.tuning.hyperparameters import (
+    HyperparameterResult,
+    MisleadingObjectiveWarning,
+    optimize,
+)
+from lingp.inference.tuning.leave_one_out import LeaveOneOut, leave_one_out
+from lingp.inference.tuning.validation import BoundaryWarning, ValidationResult, tune_on_validation
 from lingp.inference.weight_space import WeightSpace
 
 __all__ = [

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lingp.inference.accumulation import Origin
 from lingp.inference.features import Features, WhitenedJacobian
+from lingp.inference.origin import Origin
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.linearization import Factors

@@ -11,8 +11,8 @@ from torch import nn
 from typing_extensions import Self
 
 from lingp.inference import InferenceChoice, LinearizedLaplace, Mean
-from lingp.inference.accumulation import Origin
 from lingp.inference.laplace import Sites
+from lingp.inference.origin import Origin
 from lingp.inference.posterior import carried_over
 from lingp.inference.shards import Shards
 from lingp.likelihoods import Likelihood, as_likelihood

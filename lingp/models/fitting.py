@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lingp.inference import TrainingSet
-from lingp.inference.accumulation import Origin
 from lingp.inference.memory import format_bytes
+from lingp.inference.origin import Origin
 from lingp.inference.shards import Shards
 from lingp.likelihoods import Likelihood
 from lingp.linearization import LinearizedNetwork

@@ -7,7 +7,7 @@ from laplace_cases import CASES, Case, dense_jacobian
 from torch import Tensor
 
 from lingp.inference import ConvergenceWarning, TrainingSet
-from lingp.inference.candidates import choose_inducing
+from lingp.inference.sparse.candidates import choose_inducing
 from lingp.linearization import LinearizedNetwork
 
 RULES = ["greedy", "kmeans++", "random"]

@@ -18,7 +18,7 @@ from torch import nn
 from lingp.inference import expected_sites
 from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.factorize import RoundingWarning
-from lingp.inference.scale_search import search_uphill
+from lingp.inference.tuning.scale_search import search_uphill
 from lingp.likelihoods import Bernoulli
 from lingp.priors import Isotropic
 

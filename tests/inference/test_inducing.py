@@ -5,7 +5,7 @@ import torch
 from laplace_cases import CASES, Case, dense_jacobian
 from torch import Tensor
 
-from lingp.inference.inducing import InducingPoints, points_at
+from lingp.inference.sparse.inducing import InducingPoints, points_at
 from lingp.linearization import LinearizedNetwork
 
 COLUMNS = {"inputs": None, "pairs": [7, 0, 3], "in order": [1, 2, 8]}

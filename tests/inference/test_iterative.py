@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lingp.inference import ConvergenceWarning, FunctionSpace, LinearizedLaplace
 from lingp.inference.iterative import BoundIterative, Iterative
-from lingp.inference.kernel_product import KernelProduct
+from lingp.inference.iterative.kernel_product import KernelProduct
 
 NETWORKS = {1: CASES[2], 3: CASES[3]}  # two hidden layers
 SIZE = 40

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lingp.inference.krylov import Variances, solve
-from lingp.inference.lanczos import LogDeterminantEstimate, stochastic_log_determinant
+from lingp.inference.iterative.krylov import Variances, solve
+from lingp.inference.iterative.lanczos import LogDeterminantEstimate, stochastic_log_determinant
 
 NUM_ROWS = 60
 

@@ -9,7 +9,7 @@ import torch
 from laplace_cases import CASES, KINDS, Case, dense_jacobian, hyperparameters, make_laplace
 
 from lingp.inference import LinearizedLaplace, RoundingWarning, TrainingSet, factorize
-from lingp.inference.leave_one_out import cavity, leave_one_out, spectral_leave_one_out
+from lingp.inference.tuning.leave_one_out import cavity, leave_one_out, spectral_leave_one_out
 from lingp.likelihoods import (
     Bernoulli,
     Categorical,

@@ -5,7 +5,7 @@ import torch
 from laplace_cases import CASES, Case, dense_jacobian
 from torch import Tensor
 
-from lingp.inference.selection import ConditionalVariance, greedy, kmeans_plus_plus, random
+from lingp.inference.sparse.selection import ConditionalVariance, greedy, kmeans_plus_plus, random
 
 RULES = {"greedy": greedy, "kmeans++": kmeans_plus_plus, "random": random}
 DTYPES = [torch.float64, torch.float32]

@@ -17,8 +17,8 @@ from laplace_cases import (
 
 from lingp.inference import RoundingWarning, leave_one_out, optimize
 from lingp.inference.evidence import evidence
-from lingp.inference.inducing import InducingPoints, points_at
 from lingp.inference.sparse import BoundSparse, Sparse
+from lingp.inference.sparse.inducing import InducingPoints, points_at
 from lingp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from lingp.priors import Isotropic, Layerwise
 

@@ -8,8 +8,8 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from lingp.inference.laplace import LinearizedLaplace
-from lingp.inference.leave_one_out import leave_one_out, spectral_leave_one_out
-from lingp.inference.spectrum import has_spectral_evidence, spectral_evidence
+from lingp.inference.tuning.leave_one_out import leave_one_out, spectral_leave_one_out
+from lingp.inference.tuning.spectrum import has_spectral_evidence, spectral_evidence
 
 
 class Spectral(Protocol):

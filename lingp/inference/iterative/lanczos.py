@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lingp.inference.krylov import BlockProduct, Steps, solve_recorded
+from lingp.inference.iterative.krylov import BlockProduct, Steps, solve_recorded
 
 _NODE = 0.5  # of Radau's rule: below the spectrum of M, far enough to be well conditioned
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lingp.inference.factorize import largest_eigenvalue, rounding_loss
+from lingp.inference.origin import Origin
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 
@@ -16,25 +17,6 @@ _LARGEST_LOSS = 1e-6
 """What subtraction may lose of an eigenvalue 1 of I + Ψᵀ Λ Ψ; past it, the sum is made anew."""
 
 SumOver = Callable[[TrainingSet, CurvatureRoot], Tensor]
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a changed training set comes from: kept rows first, added ones after them.
-
-    Attributes
-    ----------
-    kept
-        Which rows of the old one are left, ascending, (n,).
-    removed
-        Which are not, (k,).
-    removed_training
-        The data of those; None if k = 0.
-    """
-
-    kept: Tensor
-    removed: Tensor
-    removed_training: TrainingSet | None
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lingp.inference import selection
 from lingp.inference.convergence import ConvergenceWarning
-from lingp.inference.inducing import InducingPoints
 from lingp.inference.memory import format_bytes
-from lingp.inference.selection import Selection
+from lingp.inference.sparse import selection
+from lingp.inference.sparse.inducing import InducingPoints
+from lingp.inference.sparse.selection import Selection
 from lingp.inference.training_set import TrainingSet
 from lingp.linearization import Factors
 from lingp.operators import gram
@@ -98,7 +98,7 @@ def choose_inducing(
         Number of inputs, or of (input, output) pairs; with a tolerance, the most there may be. By
         default about 1000 inducing points, at 32 inputs or more.
     select
-        "greedy", "kmeans++" or "random": see `lingp.inference.selection`.
+        "greedy", "kmeans++" or "random": see `lingp.inference.sparse.selection`.
     points
         "inputs": all outputs of each; "pairs": single outputs.
     tolerance

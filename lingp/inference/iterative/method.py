@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from lingp.inference.accumulation import Origin
-from lingp.inference.candidates import Rule
-from lingp.inference.iterative_posterior import IterativePosterior
-from lingp.inference.kernel_product import KernelProduct
+from lingp.inference.iterative.kernel_product import KernelProduct
+from lingp.inference.iterative.posterior import IterativePosterior
+from lingp.inference.origin import Origin
 from lingp.inference.sparse import BoundSparse, Sparse
+from lingp.inference.sparse.candidates import Rule
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.priors import Prior

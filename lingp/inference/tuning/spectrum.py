@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lingp.inference.laplace import LinearizedLaplace
-from lingp.inference.scaled_spectrum import (
+from lingp.inference.tuning.scaled_spectrum import (
     ScaledSpectrum,
     common_noise,
     spectrum_resolved,

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.implicit import Attach
-from lingp.inference.krylov import Solve, Variances, solve
-from lingp.inference.lanczos import LogDeterminantEstimate, stochastic_log_determinant
+from lingp.inference.iterative.krylov import Solve, Variances, solve
+from lingp.inference.iterative.lanczos import LogDeterminantEstimate, stochastic_log_determinant
 from lingp.inference.posterior import Posterior
 from lingp.inference.sparse import SparsePosterior
 from lingp.inference.training_set import TrainingSet

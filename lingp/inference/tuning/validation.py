@@ -25,9 +25,9 @@ from lingp.inference.factorize import OutOfRangeError, RoundingWarning
 from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.memory import available_memory
 from lingp.inference.progress import count
-from lingp.inference.scale_search import Scales, search_grid, search_uphill
-from lingp.inference.scaled_spectrum import ScaledRows, ScaledSpectrum, works_in_a_space
 from lingp.inference.training_set import TrainingSet
+from lingp.inference.tuning.scale_search import Scales, search_grid, search_uphill
+from lingp.inference.tuning.scaled_spectrum import ScaledRows, ScaledSpectrum, works_in_a_space
 from lingp.likelihoods import Gaussian, Tempered
 from lingp.linearization import Factors
 from lingp.linearization.inputs import Inputs

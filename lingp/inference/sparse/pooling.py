@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lingp.inference.candidates import (
+from lingp.inference.sparse.candidates import (
     InducingChoice,
     Points,
     choose_inducing,
@@ -21,7 +21,7 @@ from lingp.inference.candidates import (
     spread,
     wanted_candidates,
 )
-from lingp.inference.inducing import InducingPoints
+from lingp.inference.sparse.inducing import InducingPoints
 from lingp.inference.training_set import TrainingSet
 from lingp.linearization.inputs import Inputs, map_inputs
 

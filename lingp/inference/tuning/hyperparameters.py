@@ -31,10 +31,10 @@ from torch import Tensor
 from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.laplace import LinearizedLaplace
-from lingp.inference.mackay import fixed_point
-from lingp.inference.objectives import OBJECTIVES, Objective
 from lingp.inference.progress import count
-from lingp.inference.search import Search, maximize_from_starts, set_values, start_shifts
+from lingp.inference.tuning.mackay import fixed_point
+from lingp.inference.tuning.objectives import OBJECTIVES, Objective
+from lingp.inference.tuning.search import Search, maximize_from_starts, set_values, start_shifts
 
 _RESTARTS = 2  # where each evaluation takes a factorisation
 
@@ -131,8 +131,8 @@ def optimize(
         refitted mean and class labels or free variances, that of the network's mean.
     method
         "l-bfgs": L-BFGS in raw values (logarithms by default), a factorisation per evaluation.
-        "mackay": fixed-point updates, see `lingp.inference.mackay`. "auto": one eigendecomposition
-        and a free search where that is possible, else L-BFGS.
+        "mackay": fixed-point updates, see `lingp.inference.tuning.mackay`. "auto": one
+        eigendecomposition and a free search where that is possible, else L-BFGS.
     num_restarts
         Starts besides the current values; the best optimum is kept. By default 2, or all
         combinations of shifted values where evaluations are free; one start for "mackay".

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lingp.inference.basis import Basis
 from lingp.inference.features import Features
+from lingp.inference.sparse.basis import Basis
 from lingp.linearization import Factors
 from lingp.priors import Prior
 

@@ -1,0 +1,1 @@
+"""Hyperparameters: what they are chosen by, and how the choice is searched for."""
