@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import lingp
 from lingp.inference import FunctionSpace, LinearizedLaplace, TrainingSet, available_memory
-from lingp.inference.projection import Projection
+from lingp.inference.sparse.projection import Projection
 from lingp.models.latents import Latents
 from lingp.operators import gram
 

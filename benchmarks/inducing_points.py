@@ -30,7 +30,7 @@ from harness.table import markdown_table
 from torch import Tensor, nn
 
 import lingp
-from lingp.inference.selection import greedy
+from lingp.inference.sparse.selection import greedy
 from lingp.likelihoods import Categorical, Gaussian, to_gpytorch
 from lingp.models import InducingPointNTKernel, LinearizedSVGP, PriorMean
 
