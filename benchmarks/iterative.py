@@ -5,9 +5,9 @@ noise of the variance of test residuals, prior precisions 100 and 1, M inducing 
 
     all rows     variances at test rows and the evidence, to a relative residual of 1e-4; iterations
                  of a few right-hand sides with and without the preconditioner (those without end at
-                 ``--most`` times as many)
-    fewer rows   (``--exact-rows``) errors against function space; certificates; what is left when
-                 the iteration ends after 5, 20, 80 products
+                 ``--most`` times as many, or after ``--seconds``)
+    fewer rows   (``--exact-rows``) errors against function space; certificates; iterations with
+                 and without; what is left when the iteration ends after 5, 20, 80 products
 
     python benchmarks/iterative.py --output iterative.md --cache ~/.cache/lingp-benchmarks
     python benchmarks/iterative.py --rows 8000 --points 200            # a few minutes
@@ -20,93 +20,34 @@ from __future__ import annotations
 import argparse
 import math
 import platform
-import statistics
-import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import datasets
 import torch
 from harness import command_line, table
+from iterative_measures import (
+    TOLERANCE,
+    Exact,
+    Iterations,
+    bound,
+    exact,
+    iterations,
+    timed,
+    variances,
+)
 from iterative_task import Task, make_task, set_precision, stage
 from torch import Tensor
 
 import lingp
-from lingp.inference import ConvergenceWarning, FunctionSpace, LinearizedLaplace
+from lingp.inference import ConvergenceWarning, LinearizedLaplace
 from lingp.inference.evidence import evidence
 from lingp.inference.iterative import BoundIterative
-from lingp.inference.iterative_posterior import IterativePosterior
-from lingp.inference.krylov import solve_recorded
 
-T = TypeVar("T")
 EARLY = (5, 20, 80)
-TOLERANCE = 1e-4
 _ROUNDING = 1e-8  # of a variance that is 1e-5 of the prior's
-_DENSE_SHARES = 2.1  # of a dense kernel: memory with which one is written down
-
-
-def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """What the work gives, and its seconds."""
-    start = time.perf_counter()
-    result = work()
-    return result, time.perf_counter() - start
-
-
-def bound(laplace: LinearizedLaplace, arguments: argparse.Namespace) -> BoundIterative:
-    """Iterative inference with a dense kernel."""
-    rows = laplace.training.outputs.numel()
-    memory = _DENSE_SHARES * rows**2 * laplace.training.outputs.element_size()
-    options = lingp.Iterative(
-        min(arguments.inducing, rows // 2),
-        tolerance=TOLERANCE,
-        num_probes=arguments.probes,
-        generator=torch.Generator().manual_seed(0),
-    )
-    return options.bind(laplace.training, laplace.prior, memory)
-
-
-def variances(
-    laplace: LinearizedLaplace, test: Tensor, block: int
-) -> tuple[Tensor, IterativePosterior]:
-    """Latent variances (n,), and the posterior whose certificate is that of all of them."""
-    posterior = laplace.posterior()
-    parts = []
-    for x in test.split(block):
-        _, factors = laplace.training.linearized.factors(x)
-        parts.append(posterior.marginal_covariance(factors).flatten())
-    return torch.cat(parts), posterior
-
-
-def iterations(
-    laplace: LinearizedLaplace, test: Tensor, *, preconditioned: bool, most: int
-) -> tuple[list[int], float]:
-    """Products until every column of Rᵀ K(X, test) is solved, and the worst residual left."""
-    posterior, method = laplace.posterior(), laplace.method
-    sparse, root = posterior.preconditioner, posterior.root
-    training = laplace.training
-    _, factors = training.linearized.factors(test)
-    columns = training.matmul(posterior.scale.square().unsqueeze(-1) * factors.jacobian()[:, 0].mT)
-    right = root.t_apply(columns).flatten(0, 1)
-
-    def product(w: Tensor) -> Tensor:
-        return w + method.product(w, root, posterior.variances, posterior.isotropic)
-
-    def precondition(w: Tensor) -> Tensor:
-        rows = w.unflatten(0, (training.num_data, root.rank))
-        inner = sparse.precision_solve(sparse.whitened_t_product(rows))
-        return w - sparse.whitened_product(inner).flatten(0, 1)
-
-    found, steps = solve_recorded(
-        product, right, precondition if preconditioned else _same, TOLERANCE, most
-    )
-    return (steps.sizes > 0).sum(0).tolist(), float(found.relative.max())
-
-
-def _same(w: Tensor) -> Tensor:
-    return w
+_UNLIMITED = 10**5  # products
 
 
 @torch.no_grad()
@@ -114,15 +55,18 @@ def on_all_rows(
     laplace: LinearizedLaplace, task: Task, points: int, arguments: argparse.Namespace
 ) -> list[str]:
     """Cells of one prior precision: variances, evidence, iterations with and without."""
-    precision = float(laplace.prior.precision)
+    precision = _precision(laplace)
     with stage(f"precision {precision:g}: preconditioner"):
         _, setup = timed(lambda: laplace.posterior().preconditioner)
     few = task.test[: arguments.columns]
     with stage(f"precision {precision:g}: {arguments.columns} columns"):
-        with_it, _ = iterations(laplace, few, preconditioned=True, most=10_000)
-    most = math.ceil(arguments.most * max(with_it))
+        kept, took = timed(lambda: _counted(laplace, few, most=_UNLIMITED))
+    most = arguments.most * max(kept.counts)
+    affordable = arguments.seconds * max(kept.counts) / took
     with stage(f"precision {precision:g}: {arguments.columns} columns, no preconditioner"):
-        without, left = iterations(laplace, few, preconditioned=False, most=most)
+        plain = _counted(
+            laplace, few, preconditioned=False, most=max(1, round(min(most, affordable)))
+        )
     with stage(f"precision {precision:g}: variances"):
         (found, posterior), seconds = timed(
             lambda: variances(laplace, task.test[:points], arguments.block)
@@ -130,7 +74,6 @@ def on_all_rows(
     certificate = posterior.certificate
     with stage(f"precision {precision:g}: evidence"):
         parts, evidence_seconds = timed(lambda: evidence(laplace))
-    reached = left <= TOLERANCE
     return [
         f"{precision:g}",
         str(len(found)),
@@ -141,27 +84,10 @@ def on_all_rows(
         table.scientific(certificate.share),
         f"{parts.value:.1f} ± {parts.standard_error:.2g}",
         f"{evidence_seconds:.1f}",
-        f"{statistics.median(with_it):g}",
-        f"{'' if reached else '> '}{statistics.median(without):g}",
-        f"{'' if reached else '> '}{sum(without) / sum(with_it):.1f}",
+        str(kept),
+        str(plain),
+        plain.ratio(kept),
     ]
-
-
-@dataclass(frozen=True)
-class Exact:
-    """Variances and evidence in function space."""
-
-    variance: Tensor
-    evidence: float
-
-
-@torch.no_grad()
-def exact(laplace: LinearizedLaplace, test: Tensor) -> Exact:
-    """What function space gives, by Cholesky."""
-    laplace.method = FunctionSpace
-    _, factors = laplace.training.linearized.factors(test)
-    variance = laplace.posterior().marginal_covariance(factors).flatten()
-    return Exact(variance, float(laplace.log_marginal_likelihood()))
 
 
 @torch.no_grad()
@@ -176,7 +102,7 @@ def against_exact(
     # Cholesky's own rounding, relative to the prior's variance
     rounding = 1e-10 * float(posterior.variances[0]) * _largest_prior(laplace, test)
     cells = [
-        f"{float(laplace.prior.precision):g}",
+        f"{_precision(laplace):g}",
         str(certificate.iterations),
         table.scientific(float(error.max())),
         table.scientific(certificate.bound),
@@ -217,7 +143,7 @@ def stopped_early(
         values = (float(excess.median()), float(excess.max()), float(excess.min()))
         rows.append(
             [
-                f"{float(laplace.prior.precision):g}",
+                f"{_precision(laplace):g}",
                 str(count),
                 *map(table.scientific, values),
                 table.scientific(posterior.certificate.share),
@@ -237,13 +163,14 @@ def on_few_rows(task: Task, precisions: list[float], arguments: argparse.Namespa
         for precision in precisions:
             set_precision(laplace, precision)
             truths[precision] = exact(laplace, test)
-    errors, early, targets = [], [], []
+    errors, counts, early, targets = [], [], [], []
     for precision in precisions:
         set_precision(laplace, precision)
         with stage(f"precision {precision:g}, N = {rows}"):
-            laplace.method = bound(laplace, arguments)
+            laplace.method = bound(laplace, arguments.inducing, arguments.probes)
             cells, within = against_exact(laplace, truths[precision], test, arguments)
             errors.append(cells)
+            counts += compared(laplace, test[: arguments.columns], arguments.most)
             found, lowest, rise = stopped_early(laplace, truths[precision], test, arguments)
             early += found
         name = f"precision {precision:g}"
@@ -262,12 +189,51 @@ def on_few_rows(task: Task, precisions: list[float], arguments: argparse.Namespa
         "Error: of variances, v - exact; bound: the certificate's; share: both as shares of the "
         "variance. Off: distance of the evidences in standard errors.",
         "",
+        table.markdown_table(_COUNTS, counts),
+        "",
+        f"Products for {arguments.columns} right-hand sides (median) with and without the "
+        f"preconditioner: until |r| <= {TOLERANCE:g} |k|, or until variances are certified too.",
+        "",
         table.markdown_table(_EARLY, early),
         "",
         "(v - exact) / exact of the variances when the iteration ends after so many products.",
         "",
         *targets,
     ]
+
+
+def _counted(
+    laplace: LinearizedLaplace,
+    test: Tensor,
+    *,
+    most: int,
+    certified: bool = False,
+    preconditioned: bool = True,
+) -> Iterations:
+    return iterations(laplace, test, certified=certified, preconditioned=preconditioned, most=most)
+
+
+def compared(laplace: LinearizedLaplace, test: Tensor, most: float) -> list[list[str]]:
+    """A row per criterion: iterations with and without the preconditioner."""
+    rows = []
+    for certified in (False, True):
+        kept = _counted(laplace, test, certified=certified, most=_UNLIMITED)
+        limit = round(most * max(kept.counts))
+        plain = _counted(laplace, test, certified=certified, preconditioned=False, most=limit)
+        rows.append(
+            [
+                f"{_precision(laplace):g}",
+                "certified" if certified else "residual",
+                str(kept),
+                str(plain),
+                plain.ratio(kept),
+            ]
+        )
+    return rows
+
+
+def _precision(laplace: LinearizedLaplace) -> float:
+    return laplace.prior.precision.item()
 
 
 def _met(target: bool) -> str:
@@ -286,6 +252,7 @@ _ERRORS = [
     "evidence",
     "off",
 ]
+_COUNTS = ["precision", "until", "with", "without", "ratio"]
 _EARLY = ["precision", "products", "median", "largest", "least", "certified share"]
 _ALL = [
     "precision",
@@ -310,7 +277,9 @@ def on_many_rows(task: Task, precisions: list[float], arguments: argparse.Namesp
     with stage(f"kernel, N = {rows}"):
         _, seconds = timed(laplace.training.unit_gram)
     with stage("inducing points"):
-        laplace.method, choosing = timed(lambda: bound(laplace, arguments))
+        laplace.method, choosing = timed(
+            lambda: bound(laplace, arguments.inducing, arguments.probes)
+        )
     cells = []
     for precision, points in zip(precisions, arguments.points, strict=True):
         set_precision(laplace, precision)
@@ -353,20 +322,21 @@ def main() -> None:
     parser.add_argument("--data", metavar="FOLDER", help="see datasets.py")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="keep trained weights here")
     parser.add_argument("--rows", type=int, help="training rows (36000; 0: leave that part out)")
-    parser.add_argument("--points", help="test rows (1000), or for each precision")
+    parser.add_argument("--points", help="test rows for each precision (1000,50)")
     parser.add_argument("--precisions", default="100,1", help="of the prior, with commas")
     parser.add_argument("--exact-rows", type=int, help="rows for the exact posterior (5000; 0)")
     parser.add_argument("--exact-points", type=int, help="test rows there (200)")
     parser.add_argument("--inducing", type=int, help="M (512)")
     parser.add_argument("--columns", type=int, default=4, help="columns without preconditioner")
-    parser.add_argument("--most", type=float, default=12.0, help="times the iterations with it")
+    parser.add_argument("--most", type=float, default=10.5, help="times the iterations with it")
+    parser.add_argument("--seconds", type=float, default=120.0, help="for them at all rows")
     parser.add_argument("--probes", type=int, default=16, help="of the evidence")
     parser.add_argument("--block", type=int, default=250, help="test rows solved together")
     parser.add_argument("--noise", type=float, help="its variance (that of test residuals)")
     parser.add_argument("--epochs", type=int, help="of training (40)")
     parser.add_argument("--width", type=int, help="of the hidden layers (1024)")
     arguments = parser.parse_args()
-    defaults = {"rows": 36000, "points": "1000", "exact_rows": 5000, "exact_points": 200}
+    defaults = {"rows": 36000, "points": "1000,50", "exact_rows": 5000, "exact_points": 200}
     defaults |= {"inducing": 512, "epochs": 40, "width": 1024}
     if arguments.quick:
         defaults = {"rows": 300, "points": "8", "exact_rows": 100, "exact_points": 5}
