@@ -76,7 +76,8 @@ def dense_posterior(
     curved
         Λ, (N x C x C).
     inducing
-        The first so many rows of J are the inducing points; None: exact.
+        The first so many rows of J are the inducing points, and outside of their span all have
+        one variance that is fitted by the bound on the evidence; None: exact.
     """
     weight = torch.block_diag(*curved)
     if inducing is None:
@@ -92,5 +93,8 @@ def dense_posterior(
         torch.linalg.solve_triangular(lower, z @ j.mT, upper=False).mT for j in (jacobian, test)
     )
     a = torch.eye(inducing).to(psi) + psi.mT @ weight @ psi
-    inside = torch.linalg.inv(a) - torch.eye(inducing).to(psi)
-    return test @ test.mT + psi_test @ inside @ psi_test.mT, torch.logdet(a)
+    left = (weight @ (jacobian @ jacobian.mT - psi @ psi.mT)).trace() / (
+        jacobian.shape[1] - inducing
+    )
+    outside = (test @ test.mT - psi_test @ psi_test.mT) / (1 + left)
+    return outside + psi_test @ torch.linalg.solve(a, psi_test.mT), torch.logdet(a)

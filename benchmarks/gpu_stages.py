@@ -272,7 +272,7 @@ def sparse(device: torch.device, quick: bool) -> Record:
     network = make_network({"kind": "lenet", "outputs": 3}, device)
     small = Problem(network, normal(device, 1, 12, 1, 28, 28), "categorical", precision=2.0)
     laplace = small.laplace(keep_factors=False)
-    inference = lingp.Sparse(inducing=small.x[:4], complement="prior")
+    inference = lingp.Sparse(inducing=small.x[:4])
     laplace.method = inference.bind(laplace.training, laplace.prior, small.memory())
     checks = [dense_check(small, laplace, normal(device, 2, 3, 1, 28, 28), inducing=4 * 3)]
 
