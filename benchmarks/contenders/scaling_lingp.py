@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -46,9 +44,8 @@ class Contender:
         self._x, self._y = x[: case["rows"]], y[: case["rows"]]
         self._test = torch.from_numpy(data["test_x"]).to(x.dtype)
         self._case = case
-        self._seconds: dict[str, list[float]] = defaultdict(list)
+        self._seconds: dict[str, float] = {}
         self._run(self._x[:_WARM_UP_ROWS], self._y[:_WARM_UP_ROWS])
-        self._seconds.clear()  # the warm-up's
 
     def _prior(self) -> Any:
         precision = self._case["precision"]
@@ -59,7 +56,7 @@ class Contender:
     def _timed(self, part: str, work: Callable[[], T]) -> T:
         start = time.perf_counter()
         result = work()
-        self._seconds[part].append(time.perf_counter() - start)
+        self._seconds[part] = time.perf_counter() - start
         return result
 
     def _run(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -78,9 +75,8 @@ class Contender:
             memory_budget=case["memory"],
         )
         self._timed("fit", lambda: gp.fit(x, y, progress=False))
-        selection = _SELECTIONS.pop()
-        self._seconds["selection"].append(selection)
-        self._seconds["fit"][-1] -= selection
+        self._seconds["selection"] = _SELECTIONS.pop()
+        self._seconds["fit"] -= self._seconds["selection"]
         with torch.no_grad():
             self._timed("evidence", gp.log_marginal_likelihood)
         evidence, gradient = self._timed("gradient", lambda: _with_gradient(gp))
@@ -96,7 +92,7 @@ class Contender:
         return self._run(self._x, self._y)
 
     def arrays(self, outcome: dict[str, Tensor]) -> dict[str, np.ndarray]:
-        parts = {f"s.{part}": np.array(statistics.median(s)) for part, s in self._seconds.items()}
+        parts = {f"s.{part}": np.array(seconds) for part, seconds in self._seconds.items()}
         return {
             **{name: value.detach().numpy() for name, value in outcome.items()},
             **parts,
