@@ -21,13 +21,14 @@ def cut_batches(
     """The batches in pieces whose factors take at most `chunk_bytes`, or one row."""
     size = 0
     for x, y, w in batches:
-        if size == 0:
+        if size == 0 and len(y) > _PROBED_ROWS:
             few = map_inputs(lambda t: t[:_PROBED_ROWS], x)
             _, factors = linearized.factors(few)
             size = max(1, chunk_bytes * factors.num_data // max(1, factors.nbytes))
-        for start in range(0, len(y), size):
-            rows = slice(start, start + size)
-            piece = x if len(y) <= size else map_inputs(lambda t, r=rows: t[r], x)  # type: ignore[misc]
+        step = size or len(y)  # so few rows are not worth a look
+        for start in range(0, len(y), step):
+            rows = slice(start, start + step)
+            piece = x if len(y) <= step else map_inputs(lambda t, r=rows: t[r], x)  # type: ignore[misc]
             yield piece, y[rows], None if w is None else w[rows]
 
 

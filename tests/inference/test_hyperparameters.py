@@ -18,8 +18,8 @@ from lingp.inference import (
     leave_one_out,
     optimize,
 )
-from lingp.inference import hyperparameters as module
 from lingp.inference.factorize import OutOfRangeError
+from lingp.inference.tuning import hyperparameters as module
 from lingp.inference.tuning.search import maximize, maximize_from_starts, start_shifts
 from lingp.inference.tuning.spectrum import has_spectral_evidence, spectral_evidence
 from lingp.likelihoods import Categorical, Gaussian, Poisson, StudentT, Tempered

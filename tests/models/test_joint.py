@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from networks import LIKELIHOODS, known_of, make_inputs, make_net, shared, targets_of
+from trained_networks import LIKELIHOODS, known_of, make_inputs, make_net, shared, targets_of
 
 from lingp.likelihoods import (
     Categorical,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from networks import LIKELIHOODS, make_inputs, make_net, shared, targets_of
+from trained_networks import LIKELIHOODS, make_inputs, make_net, shared, targets_of
 
 from lingp.likelihoods import CorrelatedGaussian, Gaussian, KnownNoiseGaussian
 from lingp.models import LinearizedGP

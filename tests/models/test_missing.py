@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from networks import LIKELIHOODS, make_inputs, make_net, same, shared, targets_of
 from torch.utils.data import DataLoader, TensorDataset
+from trained_networks import LIKELIHOODS, make_inputs, make_net, same, shared, targets_of
 
 from lingp.likelihoods import CorrelatedGaussian, Gaussian
 from lingp.models import LinearizedGP

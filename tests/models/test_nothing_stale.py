@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from networks import make_inputs, make_net, same
+from trained_networks import make_inputs, make_net, same
 
 from lingp.likelihoods import (
     Bernoulli,

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from networks import LIKELIHOODS, known_of, make_inputs, make_net, shared, targets_of
+from trained_networks import LIKELIHOODS, known_of, make_inputs, make_net, shared, targets_of
 
 from lingp.likelihoods import (
     Bernoulli,

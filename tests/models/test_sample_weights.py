@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from networks import make_inputs, make_net, same
 from sklearn.utils.class_weight import compute_sample_weight
 from torch.utils.data import DataLoader, TensorDataset
+from trained_networks import make_inputs, make_net, same
 
 from lingp.likelihoods import Bernoulli, Categorical, Gaussian, Ordinal, Poisson, Tempered
 from lingp.models import LinearizedGP

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from networks import make_inputs, make_net, same
 from torch.utils.data import DataLoader, TensorDataset
+from trained_networks import make_inputs, make_net, same
 
 from lingp.likelihoods import Categorical, Gaussian
 from lingp.models import LinearizedGP
