@@ -76,7 +76,7 @@ def regression(data: Data, steps: int, adam: int, sizes: list[int], learned: lis
                 Gaussian(noise),
                 prior=precision,
                 mean="refit",
-                inference=lingp.Sparse(size, generator=torch.Generator().manual_seed(0)),
+                inference=lingp.Sparse(size, "greedy"),
             ).fit(x, y.unsqueeze(1), progress=False)
             gp.posterior(x_test[:1])
             return gp
@@ -115,7 +115,7 @@ def classification(data: Data, num_classes: int, steps: int, adam: int, size: in
         return nn.functional.cross_entropy(f, y, reduction="sum")
 
     training.train(net, cross_entropy, x, steps=steps, precision=0.1)
-    options = lingp.Sparse(size, generator=torch.Generator().manual_seed(0))
+    options = lingp.Sparse(size)
     tuned = _tuned(net, Categorical(), x, y, inference=options)
     precision = tuned.prior.precision.item()
     rows = []

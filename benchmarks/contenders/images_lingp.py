@@ -39,7 +39,7 @@ class Contender:
             now = time.perf_counter()
             seconds[step], clock = now - clock, now
 
-        sparse = lingp.Sparse(self._size, generator=torch.Generator().manual_seed(0))
+        sparse = lingp.Sparse(self._size)
         gp = lingp.LinearizedGP(self._network, "categorical", inference=sparse).fit(
             self._x, self._y, progress=False
         )

@@ -64,7 +64,9 @@ class Contender:
         generator = torch.Generator().manual_seed(0)
         number = min(case["num_inducing"], len(x))
         # as many candidates whatever memory there is: the same inducing points
-        inference = TimedSparse(number, num_candidates=min(2 * number, len(x)), generator=generator)
+        inference = TimedSparse(
+            number, "greedy", num_candidates=min(2 * number, len(x)), generator=generator
+        )
         gp = lingp.LinearizedGP(
             self._network,
             lingp.likelihoods.Gaussian(noise=case["noise"]),

@@ -124,10 +124,8 @@ def choose_method(
         training.release_factors()
     if choice.space == "weight_space":
         return WeightSpace, choice
-    # inducing points that are the same each time, without a draw from the global source
-    generator = torch.Generator().manual_seed(0)
     kind = Iterative if choice.space == "iterative" else Sparse
-    options = kind(choice.num_inducing, generator=generator)
+    options = kind(choice.num_inducing)
     return options.bind(training, prior, memory - _held(training)), choice
 
 

@@ -150,7 +150,7 @@ def exact(shards: Shards, likelihood: str, mean: str) -> Found:
 
 
 def sparse(shards: Shards, likelihood: str, mean: str) -> Found:
-    method = lingp.Sparse(num_inducing=5)
+    method = lingp.Sparse(5, "greedy")
     gp = fitted(shards, likelihood, method, mean=mean)
     return results(gp) | {"choice": str(gp.inference_choice).partition("cross")[0]}
 
@@ -164,7 +164,7 @@ def one_scale(shards: Shards) -> Found:
     """An isotropic prior, for which much is computed at scale one; correlated noise."""
     noise = torch.tensor([[0.5, 0.2], [0.2, 0.4]], dtype=torch.float64)
     found: Found = {}
-    for name, method in (("exact", "weight_space"), ("sparse", lingp.Sparse(num_inducing=5))):
+    for name, method in (("exact", "weight_space"), ("sparse", lingp.Sparse(5, "greedy"))):
         gp = fitted(shards, "one noise", method, mean="refit", prior=1.5)
         found |= results(gp, f"{name} ")
         gp.likelihood = likelihoods.CorrelatedGaussian(noise)
@@ -177,7 +177,7 @@ def past_rounding(shards: Shards) -> Found:
     found: Found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RoundingWarning)
-        for name, method in (("exact", "weight_space"), ("sparse", lingp.Sparse(num_inducing=5))):
+        for name, method in (("exact", "weight_space"), ("sparse", lingp.Sparse(5, "greedy"))):
             gp = fitted(shards, "noise per output", method, prior=1e-14)
             assert gp._fitted().posterior().factorization.from_qr
             evidence = gp.log_marginal_likelihood()
@@ -192,7 +192,7 @@ def weights_and_changes(shards: Shards) -> Found:
     weights = torch.linspace(0.5, 2.0, sum(SIZES), dtype=torch.float64)
     firsts = [0, SIZES[0]] if shards.size == 1 else [0]  # the first row of each rank
     found: Found = {}
-    for name, method in (("exact", "weight_space"), ("sparse", lingp.Sparse(num_inducing=5))):
+    for name, method in (("exact", "weight_space"), ("sparse", lingp.Sparse(5, "greedy"))):
         gp = lingp.LinearizedGP(
             network(3), "categorical", prior=1.5, inference=method, process_group=shards.group
         )

@@ -385,7 +385,7 @@ def test_binding_chooses_points_and_says_how():
     net, x, y, _ = CASES[3].build()
     prior, likelihood = hyperparameters("isotropic/scalar", 3)
     laplace = make_laplace(net, x, y, prior, likelihood, "weight")
-    bound = Sparse(num_inducing=4).bind(laplace.training, prior, 1e9)
+    bound = Sparse(4, "greedy").bind(laplace.training, prior, 1e9)
     assert isinstance(bound.points, InducingPoints)
     assert bound.points.num_points == 12
     assert str(bound).startswith("12 inducing points at 4 inputs, greedy among 12 of 12")

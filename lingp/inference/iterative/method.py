@@ -42,8 +42,8 @@ class Iterative:
     num_probes
         Of the evidence; its standard error falls with their square root.
     generator
-        Source of randomness of inducing points and probes; torch's global one by default. Probes
-        are drawn once, so that the evidence is a smooth function of hyperparameters.
+        Source of randomness of inducing points and probes; by default one with the same seed each
+        time. Probes are drawn once, so that the evidence is a smooth function of hyperparameters.
 
     Examples
     --------
@@ -91,13 +91,15 @@ class Iterative:
         memory
             Bytes that may be used.
         """
+        generator = self.generator
+        if generator is None:  # results repeat, and torch's global one is left alone
+            generator = torch.Generator().manual_seed(0)
         sparse = None
         if self.num_inducing != 0:
-            options = Sparse(self.num_inducing, self.select, generator=self.generator)
+            options = Sparse(self.num_inducing, self.select, generator=generator)
             sparse = options.bind(training, prior, memory)
             sparse.keep_bytes = _FEATURES_SHARE * memory
-        device = "cpu" if self.generator is None else self.generator.device
-        draw = torch.randint(2**62, (), generator=self.generator, device=device)
+        draw = torch.randint(2**62, (), generator=generator, device=generator.device)
         seed = training.shards.first(int(draw))
         return BoundIterative(self, sparse, KernelProduct(training, _DENSE_SHARE * memory), seed)
 

@@ -34,8 +34,9 @@ class Sparse:
         Number of inducing inputs, each with all its outputs, or of (input, output) pairs. By
         default about 1000 / C inputs. With a tolerance: the most there may be.
     select
-        "greedy": the largest conditional variance next (pivoted Cholesky); "kmeans++": spread in
-        the kernel's metric; "random". All choose among training inputs.
+        "kmeans++": spread in the kernel's metric; "greedy": the largest conditional variance next
+        (pivoted Cholesky), which is best for the worst row and goes after outliers; "random". All
+        choose among training inputs.
     points
         "inputs" or "pairs": whether an inducing point is an input with all outputs, or one output.
     complement
@@ -50,7 +51,7 @@ class Sparse:
     num_candidates
         Number of training inputs to choose from; see `choose_inducing`.
     generator
-        Source of randomness; torch's global one by default.
+        Source of randomness; by default one with the same seed each time.
 
     Examples
     --------
@@ -62,7 +63,7 @@ class Sparse:
     """
 
     num_inducing: int | None = None
-    select: Rule = "greedy"
+    select: Rule = "kmeans++"
     points: Points = "inputs"
     complement: Complement = "fitted"
     inducing: Inputs | None = None
@@ -99,6 +100,9 @@ class Sparse:
             training.shards.check_agreement({"the inducing inputs (fingerprints)": prints})
             points = points_at(training.linearized, self.inducing)
             return BoundSparse(points, _KEPT_SHARE * memory, complement=self.complement)
+        generator = self.generator
+        if generator is None:  # results repeat, and torch's global one is left alone
+            generator = torch.Generator().manual_seed(0)
         choose = choose_inducing if training.shards.alone else choose_from_all
         with torch.no_grad():
             points, choice = choose(
@@ -109,7 +113,7 @@ class Sparse:
                 points=self.points,
                 tolerance=self.tolerance,
                 num_candidates=self.num_candidates,
-                generator=self.generator,
+                generator=generator,
                 memory=memory,
             )
         return BoundSparse(points, _KEPT_SHARE * memory, choice, self.complement)
