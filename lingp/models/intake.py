@@ -139,10 +139,12 @@ def _from_arrays(x: Any, y: Any, sample_weight: Any, missing: bool) -> Iterator[
     weights = None
     if sample_weight is not None:
         weights = as_weights(sample_weight, len(targets), "sample_weight")
+    # copied at once: many small copies between large temporaries would fragment the heap
+    inputs, targets, weights = _own(inputs, targets, weights)
     for start in range(0, len(targets), BATCH_SIZE):
         rows = slice(start, start + BATCH_SIZE)
         part = None if weights is None else weights[rows]
-        yield _own(rows_of(inputs, rows), targets[rows], part)
+        yield rows_of(inputs, rows), targets[rows], part
 
 
 def _from_iterable(data: Any, missing: bool) -> Iterator[Batch]:
