@@ -366,7 +366,11 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, v: Tensor, training: TrainingSet) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.training = training
-        return torch.cat([factors.matmul(v) for _, factors in training.chunks()])
+        # in place: pieces kept between large temporaries would fragment the heap
+        out = v.new_empty(training.num_data, training.num_outputs, v.shape[-1])
+        for rows, factors in training.chunks():
+            out[rows] = factors.matmul(v)
+        return out
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]

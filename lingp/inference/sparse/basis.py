@@ -118,7 +118,8 @@ class Basis:
 
     def matmul(self, e: Tensor) -> Tensor:
         """Ψ e: (m x S) -> (N x C x S), differentiable in e."""
-        flat = streamed_matmul(self._rows, self.training.shards.enter(e), *self._entered())
+        size = self.training.outputs.numel()
+        flat = streamed_matmul(self._rows, size, self.training.shards.enter(e), *self._entered())
         return flat.unflatten(0, (self.training.num_data, self.training.num_outputs))
 
     def t_matmul(self, u: Tensor) -> Tensor:

@@ -15,9 +15,9 @@ from lingp.inference.streaming import Blocks, pull_back
 from lingp.operators.first_order import first_order
 
 
-def streamed_matmul(blocks: Blocks, right: Tensor, *inputs: Tensor) -> Tensor:
-    """[M_i E]_i: (n x S) -> (rows x S), differentiable in E and `inputs`."""
-    return _Matmul.apply(blocks, right, *inputs)
+def streamed_matmul(blocks: Blocks, num_rows: int, right: Tensor, *inputs: Tensor) -> Tensor:
+    """[M_i E]_i: (n x S) -> (num_rows x S), differentiable in E and `inputs`."""
+    return _Matmul.apply(blocks, num_rows, right, *inputs)
 
 
 def streamed_t_matmul(blocks: Blocks, left: Tensor, *inputs: Tensor) -> Tensor:
@@ -27,10 +27,17 @@ def streamed_t_matmul(blocks: Blocks, left: Tensor, *inputs: Tensor) -> Tensor:
 
 class _Matmul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, blocks: Blocks, right: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, blocks: Blocks, num_rows: int, right: Tensor, *inputs: Tensor
+    ) -> Tensor:
         ctx.blocks = blocks
         ctx.save_for_backward(right, *inputs)
-        return torch.cat([block @ right for block in blocks(*inputs)])
+        # in place: pieces kept between large temporaries would fragment the heap
+        out, start = right.new_empty(num_rows, right.shape[1]), 0
+        for block in blocks(*inputs):
+            torch.mm(block, right, out=out[start : start + len(block)])
+            start += len(block)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -49,7 +56,7 @@ class _Matmul(torch.autograd.Function):
             by_inputs = pull_back(ctx, block_gradient, skip=1)
             return [by_right, *by_inputs]
 
-        return (None, *first_order(compute, grad, *ctx.saved_tensors))
+        return (None, None, *first_order(compute, grad, *ctx.saved_tensors))
 
 
 class _TransposedMatmul(torch.autograd.Function):
