@@ -27,9 +27,7 @@ def streamed_t_matmul(blocks: Blocks, left: Tensor, *inputs: Tensor) -> Tensor:
 
 class _Matmul(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, blocks: Blocks, num_rows: int, right: Tensor, *inputs: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, blocks: Blocks, num_rows: int, right: Tensor, *inputs: Tensor) -> Tensor:
         ctx.blocks = blocks
         ctx.save_for_backward(right, *inputs)
         # in place: pieces kept between large temporaries would fragment the heap
