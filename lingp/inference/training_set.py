@@ -97,8 +97,7 @@ class TrainingSet:
         """Run the network over batches of (inputs, checked targets, weights or None).
 
         Factors are kept while they fit in `keep_bytes`. Batches whose factors would take more than
-        `chunk_bytes` are cut. Where an error stops one of several
-        processes, it stops all.
+        `chunk_bytes` are cut. Where an error stops one of several processes, it stops all.
         """
         shards = shards or Shards.single()
         show = progress and shards.rank == 0

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from lingp.inference.batches import Batch
 from lingp.linearization.inputs import Inputs, map_inputs, num_rows
 
 BATCH_SIZE = 256
@@ -78,10 +79,6 @@ def row_batches(x: Inputs, size: int) -> Iterator[Inputs]:
     """Successive batches of at most `size` rows."""
     for start in range(0, num_rows(x), size):
         yield rows_of(x, slice(start, start + size))
-
-
-Batch = tuple[Inputs, Tensor, Tensor | None]
-"""Inputs, targets and weights of some rows; no weights stand for ones."""
 
 
 def as_batches(

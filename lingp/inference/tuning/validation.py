@@ -21,6 +21,7 @@ import gpytorch
 import torch
 from torch import Tensor
 
+from lingp.inference.batches import Batch
 from lingp.inference.factorize import OutOfRangeError, RoundingWarning
 from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.memory import available_memory
@@ -30,12 +31,8 @@ from lingp.inference.tuning.scale_search import Scales, search_grid, search_uphi
 from lingp.inference.tuning.scaled_spectrum import ScaledRows, ScaledSpectrum, works_in_a_space
 from lingp.likelihoods import Gaussian, Tempered
 from lingp.linearization import Factors
-from lingp.linearization.inputs import Inputs
 
 _KEPT_SHARE = 0.25  # of free memory, for rows in the eigenbasis
-
-Batch = tuple[Inputs, Tensor, Tensor | None]
-"""Inputs, checked targets, weights or None."""
 
 
 class BoundaryWarning(UserWarning):
