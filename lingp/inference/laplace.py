@@ -94,6 +94,7 @@ class LinearizedLaplace:
             raise ValueError(f'sites: expected "mean", "network" or "expected", got {self.sites!r}')
         self._posterior: ValueCache[Posterior] = ValueCache()
         self._expected: ValueCache[Posterior] = ValueCache()
+        self._explaining: ValueCache[Posterior] = ValueCache()
         self._offset: ValueCache[Tensor] = ValueCache()
         self._mode: ValueCache[tuple[Mode, Posterior]] = ValueCache()
         num_parameters, shape = self.training.num_parameters, self.prior.mean.shape
@@ -113,10 +114,10 @@ class LinearizedLaplace:
 
     def posterior(self) -> Posterior:
         """The posterior at the current hyperparameters, without a graph."""
-        if self.sites != "expected":
-            return self._plain_posterior()
+        if self.mean == "network":
+            return self._posterior_at_sites()
         with torch.no_grad():
-            return self._kept(self._expected, self._make_expected)
+            return self._kept(self._explaining, self._make_explaining)
 
     def mode(self) -> Mode:
         """The optimum of the linearised model, whatever `mean` is."""
@@ -185,6 +186,16 @@ class LinearizedLaplace:
         """The posterior with curvature at a point, without a graph."""
         with torch.no_grad():
             return self._kept(self._posterior, lambda: self._make_posterior(self.curvature_root()))
+
+    def _posterior_at_sites(self) -> Posterior:
+        if self.sites != "expected":
+            return self._plain_posterior()
+        with torch.no_grad():
+            return self._kept(self._expected, self._make_expected)
+
+    def _make_explaining(self) -> Posterior:
+        residual = self.data_term.residual(self._optimum()[1])
+        return self._posterior_at_sites().explaining(residual)
 
     def _make_expected(self) -> Posterior:
         outputs = self.training.outputs if self.mean == "network" else self._optimum()[1]

@@ -74,6 +74,18 @@ class Posterior(ABC):
         """Standard error of `log_determinant`; 0 where it is computed directly."""
         return 0.0
 
+    def explaining(self, residual: Tensor) -> Posterior:
+        """The posterior to predict with around a mean that leaves these residuals.
+
+        A method whose mean can't follow the data has to be less sure; itself for exact methods.
+
+        Parameters
+        ----------
+        residual
+            r = ∇_f log p(y | f) at the mean, (N x C).
+        """
+        return self
+
     @abstractmethod
     def covariance(self, factors: Factors) -> Tensor:
         """Φ* (I + Φᵀ Φ)⁻¹ Φ*ᵀ with Φ* = J* Σ0^{1/2}, (n·C x n·C)."""

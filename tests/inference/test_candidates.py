@@ -66,7 +66,12 @@ def test_greedy_residual_is_that_of_the_points(points):
     training = training_of(CASES[3], 20)
     variances = torch.linspace(0.4, 2, len(ones(training)), dtype=torch.float64)
     inducing, choice = choose_inducing(
-        training, variances, num_inducing=5, points=points, num_candidates=1000
+        training,
+        variances,
+        num_inducing=5,
+        select="greedy",
+        points=points,
+        num_candidates=1000,
     )
     assert choice.num_candidates == 20
     cross = inducing.cross(training.factors(), variances)
@@ -173,7 +178,11 @@ def test_float32_chooses_as_float64_does(points):
             progress=False,
         )
         inducing, choice = choose_inducing(
-            training, ones(training).to(dtype), num_inducing=np.int64(6), points=points
+            training,
+            ones(training).to(dtype),
+            num_inducing=np.int64(6),
+            select="greedy",
+            points=points,
         )
         assert inducing.kernel(ones(training).to(dtype)).dtype == dtype
         rows.append(choice.rows)
@@ -182,7 +191,8 @@ def test_float32_chooses_as_float64_does(points):
 
 def test_default_number_is_bounded():
     few = training_of(CASES[1], 20)
-    assert choose_inducing(few, ones(few))[0].num_inputs == 13  # 38 weights, 3 at a time
+    chosen, _ = choose_inducing(few, ones(few), select="greedy")
+    assert chosen.num_inputs == 13  # 38 weights, 3 at a time
     many = training_of(CASES[2], 1200)
     _, choice = choose_inducing(many, ones(many), select="random")
     assert len(choice.rows) == 1000

@@ -14,12 +14,14 @@ from laplace_cases import (
     hyperparameters,
     make_laplace,
 )
+from torch import nn
 
 from lingp.inference import RoundingWarning, leave_one_out, optimize
 from lingp.inference.evidence import evidence
 from lingp.inference.sparse import BoundSparse, Sparse
 from lingp.inference.sparse.inducing import InducingPoints, points_at
 from lingp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
+from lingp.linearization import LinearizedNetwork
 from lingp.priors import Isotropic, Layerwise
 
 MEANS = ["network", "refit"]
@@ -139,7 +141,10 @@ def test_any_likelihood_is_exact_at_all_data(likelihood, num_outputs, sites, mea
 
 
 def dense_sparse(net, x, y, x_test, prior, noise, mean, rows, complement):
-    """The textbook formulas for rows J_Z of the Jacobian, with explicit inverses."""
+    """The formulas for rows J_Z of the Jacobian, with explicit inverses.
+
+    Evidence, means and covariance; and s, and what it multiplies.
+    """
     jacobian, jacobian_test = dense_jacobian(net, x), dense_jacobian(net, x_test)
     sizes = torch.tensor([p.numel() for p in net.parameters()])
     variances = prior.variances().repeat_interleave(sizes)
@@ -157,24 +162,34 @@ def dense_sparse(net, x, y, x_test, prior, noise, mean, rows, complement):
     s, left_out = 1.0, trace
     if complement == "fitted":
         s, left_out = 1 / (1 + trace / outside), outside * (1 + trace / outside).log()
-    covariance = s * (
-        (jacobian_test * variances) @ jacobian_test.mT - cross_test @ middle @ cross_test.mT
-    )
-    covariance = covariance + cross_test @ scatter @ cross_test.mT
+    unspanned = (jacobian_test * variances) @ jacobian_test.mT
+    unspanned = unspanned - cross_test @ middle @ cross_test.mT
+    informed = cross_test @ scatter @ cross_test.mT
     if mean == "network":
         fit = (
             -0.5 * ((y.reshape(-1) - outputs).square() / noise + (2 * math.pi * noise).log()).sum()
             - 0.5 * ((weights - prior.mean).square() / variances).sum()
             - 0.5 * torch.logdet(torch.eye(len(y.reshape(-1))).double() + nystroem / noise[:, None])
         )
-        return fit - 0.5 * left_out, outputs_test, covariance
+        return fit - 0.5 * left_out, outputs_test, s * unspanned + informed
     deviation = prior.mean - weights
     rest = y.reshape(-1) - outputs - jacobian @ deviation
     total = nystroem + torch.diag(noise)
     solved = torch.linalg.solve(total, rest)
     evidence = -0.5 * (rest @ solved + torch.logdet(total) + len(rest) * math.log(2 * math.pi))
     means = outputs_test + jacobian_test @ deviation + cross_test @ middle @ (cross.mT @ solved)
-    return evidence - 0.5 * left_out, means, covariance
+    if complement == "fitted":
+        r = ((rest - nystroem @ solved) / noise).view(y.shape)
+        blocks = ((*y.shape, *y.shape), "ncnd->ncd")
+        left = torch.einsum(blocks[1], (kernel - nystroem).view(blocks[0]))
+        known = torch.einsum(blocks[1], (cross @ scatter @ cross.mT).view(blocks[0]))
+        curvature = torch.diag_embed(1 / noise.view(y.shape))
+        expected = curvature - curvature @ known @ curvature  # of r rᵀ, but for s
+        above = torch.einsum("nc,nd->ncd", r, r) - expected
+        scatter_of_residuals = torch.einsum("ncd,ndc->", left, above)
+        growth = torch.einsum("ncd,ndc->", left, curvature @ left @ curvature)
+        s = (scatter_of_residuals / growth).clamp(max=1.0).maximum(s)
+    return evidence - 0.5 * left_out, means, s * unspanned + informed
 
 
 @pytest.mark.parametrize("complement", ["fitted", "prior"])
@@ -262,6 +277,38 @@ def test_the_complement_has_the_variance_of_the_largest_bound():
     assert bound(s) > max(bound(0.999 * s), bound(1.001 * s))
     # and its value there is that of the evidence
     assert -bound(s) - outside == pytest.approx(float(posterior.left_out()), rel=1e-12)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_refitted_mean_that_cannot_follow_the_data_says_so(weighted):
+    """Draws of the model itself, whose functions six inducing points don't span."""
+    generator = torch.Generator().manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, 1)).double()
+    for parameter in net.parameters():
+        parameter.data.normal_(generator=generator)
+    x = torch.randn(60, 3, generator=generator, dtype=torch.float64)
+    weights = torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+    jacobian, outputs = dense_jacobian(net, x), net(x).detach()
+    train, test = slice(0, 40), slice(40, 60)
+    _, factors = LinearizedNetwork(net).factors(x[test])
+    errors = {"bound": [], "residuals": []}
+    for _ in range(15):
+        draw = torch.randn(len(weights) + 60, 1, generator=generator, dtype=torch.float64)
+        y = outputs + jacobian @ draw[:-60] + 0.03 * draw[-60:]
+        prior, likelihood = Isotropic(1.0, mean=weights), Gaussian(noise=0.0009)
+        laplace = sparse_laplace(net, x[train], y[train], prior, likelihood, "refit", slice(0, 6))
+        if weighted:  # as repetitions
+            laplace.training.weights = torch.full((40,), 2.0, dtype=torch.float64)
+            likelihood.noise = 0.0018
+        error = y[test] - outputs[test] - jacobian[test] @ laplace.weight_shift().unsqueeze(-1)
+        made = {"bound": laplace.solution().posterior, "residuals": laplace.posterior()}
+        for name, posterior in made.items():
+            variance = posterior.marginal_covariance(factors)[:, 0] + 0.0009
+            errors[name].append((error.square() / variance).mean())
+            assert posterior.complement_variance <= 1
+    bound, residuals = (torch.stack(errors[name]).median() for name in errors)
+    assert bound > 5  # far too sure
+    assert 0.4 < residuals < 2  # one, give or take what 20 dependent errors leave open
 
 
 def test_far_from_the_data_the_variance_survives():

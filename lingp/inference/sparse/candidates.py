@@ -74,7 +74,7 @@ def choose_inducing(
     variances: Tensor,
     *,
     num_inducing: int | None = None,
-    select: Rule = "greedy",
+    select: Rule = "kmeans++",
     points: Points = "inputs",
     tolerance: float | None = None,
     num_candidates: int | None = None,

@@ -41,10 +41,10 @@ class Sparse:
         "inputs" or "pairs": whether an inducing point is an input with all outputs, or one output.
     complement
         The variance of whitened weights outside the span of the inducing points: "fitted" to the
-        data, one number for all, by the bound; or as the "prior" has it, which the data can't
-        narrow. Far from the data the prior's is the safe one; near them it is far too wide unless
-        the inducing points span nearly all that the data determine. With a refitted mean and few
-        inducing points "fitted" is too sure: the mean can't follow the data outside the span.
+        data, one number for all, by the bound (and for predictions around a refitted mean by the
+        residuals that are left, where those ask for more); or as the "prior" has it, which the data
+        can't narrow. Far from the data the prior's is the safe one; near them it is far too wide
+        unless the inducing points span nearly all that the data determine.
     inducing
         Inputs to take as inducing points instead, as the network takes them.
     tolerance

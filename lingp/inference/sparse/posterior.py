@@ -18,10 +18,20 @@ blocks and that of the means for the eigenvalues of the second. For Gaussian noi
 mean, s = 1 is Titsias (2009, "Variational learning of inducing variables in sparse Gaussian
 processes", equations 6 and 9). At Z = all data t is zero and everything is exact. Memory is that
 of a few m x m matrices and one batch of rows, whatever N is.
+
+A refitted mean stays in the span, whatever the data say outside of it, and the residuals r show it.
+There, s for predictions is at least what their scatter says. With D_n and V_n the blocks at datum n
+of K - Ψ Ψᵀ and of Ψ A⁻¹ Ψᵀ,
+
+    E r_n r_nᵀ = Λ_n - Λ_n V_n Λ_n + s Λ_n D_n Λ_n
+    s = Σ_n [ r_nᵀ D_n r_n - tr D_n Λ_n + tr D_n Λ_n V_n Λ_n ] / Σ_n tr D_n Λ_n D_n Λ_n
+
+the score's estimate of a variance component, up to how leverage and s meet.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Literal
@@ -113,6 +123,32 @@ class SparsePosterior(Posterior):
             if self.complement == "prior":
                 return self.variances.new_ones(())
             return 1 / (1 + self.trace_term().clamp(min=0) / self._freedom)
+
+    @torch.no_grad()
+    def explaining(self, residual: Tensor) -> SparsePosterior:
+        if self.complement == "prior":
+            return self
+        fitted = self.complement_variance
+        scatter, expected = self.training.shards.sum(self._scatter(residual))
+        s = torch.where(expected > 0, scatter / expected, fitted)
+        widened = copy.copy(self)
+        widened.complement_variance = torch.maximum(s, fitted).clamp(max=1)
+        return widened
+
+    def _scatter(self, residual: Tensor) -> Tensor:
+        """This process's part of the numerator and denominator of s, (2,)."""
+        features, total = self.features, residual.new_zeros(2)
+        prior = features.amplitude.square() * features.basis.diagonal()
+        for rows, block in features.basis.pieces():
+            block, root, r = features.amplitude * block, self.root.rows(rows), residual[rows]
+            outside = prior[rows] - block @ block.mT
+            r = r.unsqueeze(-1)
+            total[0] += (r.mT @ outside @ r).sum()
+            seen = root.t_apply(root.t_apply(outside).mT)  # Rᵀ D R
+            informed = root.t_apply(root.t_apply(self._informed(block)).mT)  # Rᵀ V R
+            total[0] += (seen * informed).sum() - seen.diagonal(dim1=1, dim2=2).sum()
+            total[1] += seen.square().sum()
+        return total
 
     @property
     def _freedom(self) -> int:
