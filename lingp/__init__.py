@@ -4,15 +4,27 @@
 linearised Laplace: predictions with error bars, the marginal likelihood, samples.
 """
 
-from lingp import data, inference, kernels, likelihoods, linearization, models, operators, priors
+from lingp import (
+    data,
+    inference,
+    kernels,
+    likelihoods,
+    linearization,
+    models,
+    operators,
+    priors,
+    training,
+)
 from lingp.inference import Iterative, Sparse
 from lingp.kernels import NetworkMean, NTKernel
 from lingp.linearization import LinearizedNetwork, register_rule
 from lingp.models import JointPrediction, LeaveOneOutPrediction, LinearizedGP, Prediction
+from lingp.training import EvidenceTraining, train_with_evidence
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "EvidenceTraining",
     "Iterative",
     "JointPrediction",
     "LeaveOneOutPrediction",
@@ -32,4 +44,6 @@ __all__ = [
     "operators",
     "priors",
     "register_rule",
+    "train_with_evidence",
+    "training",
 ]
