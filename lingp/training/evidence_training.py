@@ -106,8 +106,16 @@ def train_with_evidence(
 
     def update() -> None:
         network.eval()
-        options = {"parameters": parameters, "inference": inference, "mean": mean}
-        found = hyperparameter_step(network, X, y, likelihood=likelihood, prior=prior, **options)
+        found = hyperparameter_step(
+            network,
+            X,
+            y,
+            likelihood=likelihood,
+            prior=prior,
+            parameters=parameters,
+            inference=inference,
+            mean=mean,
+        )
         history.append(found)
 
     first, last = learning_rate

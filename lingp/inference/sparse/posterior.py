@@ -136,7 +136,7 @@ class SparsePosterior(Posterior):
         return widened
 
     def _scatter(self, residual: Tensor) -> Tensor:
-        """This process's part of the numerator and denominator of s, (2,)."""
+        """The part of this process in the numerator and denominator of s, (2,)."""
         features, total = self.features, residual.new_zeros(2)
         prior = features.amplitude.square() * features.basis.diagonal()
         for rows, block in features.basis.pieces():
