@@ -1,0 +1,309 @@
+"""UCI regression: networks trained with the evidence, beside published results.
+
+Standard splits (20 of 90/10; protein 5). Inputs and targets standardised with the training rows'
+statistics; test log-likelihood and RMSE are in the units of the data. Networks of GELU units, sizes
+in `HIDDEN`; everything else is what `train_with_evidence` does when nothing is set:
+
+    homoscedastic           train_with_evidence(net, X, y).gp.predict(X_test): Gaussian noise
+    homoscedastic refit     the same network, with the linearised model's own optimum as mean
+    heteroscedastic         likelihood=Heteroscedastic(), two outputs, mixture predictive
+
+RMSE is that of the predictive median (Gaussian noise: the mean; a mixture's mean is that of its
+tails). Seconds are of training, hyperparameters and prediction. Published rows and their sources:
+`uci_published.py`. They differ in protocol, and the best of them is stated twice: of those on the
+same splits, and of all. 240 of wine's 1599 rows and 1711 of protein's 45730 are duplicates, so
+copies of some test rows are in every training set, for every method.
+
+    python benchmarks/uci.py --output uci.md --raw uci.json
+    python benchmarks/uci.py --sets naval --splits 0:5 --raw naval.json     # one at a time
+    python benchmarks/uci.py --splits 0:0 --add uci.json,naval.json         # and then joined
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import datasets
+import networks
+import numpy as np
+import scores
+import torch
+import uci_published as published
+from harness import command_line, table
+from torch import Tensor
+
+from lingp.inference import Mean
+from lingp.likelihoods import Gaussian, Heteroscedastic, Likelihood
+from lingp.models import LinearizedGP
+from lingp.training import EvidenceTraining, train_with_evidence
+
+SETS = published.SETS
+HIDDEN = {"boston": [50], "wine": [50], "protein": [100]}
+OTHERWISE = [50, 50]
+SPLITS = {"protein": 5}
+QUICK_SETS, QUICK_STEPS = ("yacht",), 60
+HOMOSCEDASTIC, REFIT, HETEROSCEDASTIC = "homoscedastic", "homoscedastic refit", "heteroscedastic"
+ROWS = (HOMOSCEDASTIC, REFIT, HETEROSCEDASTIC)
+TARGETS = {"yacht": 0.0, "energy": -0.52, "concrete": -2.80, "boston": -2.39}
+WINS, SMALL, SECONDS = 7, 2000, 10.0
+
+Scores = dict[str, float]
+Records = dict[str, dict[int, dict[str, Scores]]]  # set, split, row
+
+
+def trained(
+    split: datasets.Split,
+    hidden: Sequence[int],
+    likelihood: Likelihood,
+    outputs: int,
+    seed: int,
+    steps: int | None,
+) -> EvidenceTraining:
+    """One network, trained with the evidence; nothing set but the likelihood."""
+    torch.manual_seed(seed)
+    sizes = [split.train.x.shape[1], *hidden, outputs]
+    network = networks.build({"kind": "mlp", "sizes": sizes}).double()
+    x, y = torch.from_numpy(split.train.x), torch.from_numpy(split.train.y).unsqueeze(-1)
+    options = {} if steps is None else {"steps": steps}
+    return train_with_evidence(network, x, y, likelihood=likelihood, progress=False, **options)
+
+
+def judged(gp: LinearizedGP, split: datasets.Split) -> Scores:
+    """Test log-likelihood and RMSE in the units of the data."""
+    x, y = torch.from_numpy(split.test.x), torch.from_numpy(split.test.y).unsqueeze(-1)
+    prediction = gp.predict(x, progress=False)
+    return {
+        "log_likelihood": prediction.log_prob(y).mean().item() - math.log(split.target_std),
+        "rmse": _rmse(prediction.median, y) * split.target_std,
+    }
+
+
+def _rmse(found: Tensor, y: Tensor) -> float:
+    return (found - y).square().mean().sqrt().item()
+
+
+def with_mean(done: EvidenceTraining, split: datasets.Split, mean: Mean) -> LinearizedGP:
+    """The trained network's GP with another mean."""
+    x, y = torch.from_numpy(split.train.x), torch.from_numpy(split.train.y).unsqueeze(-1)
+    gp = LinearizedGP(done.net, done.likelihood, prior=done.prior, mean=mean)
+    return gp.fit(x, y, progress=False)
+
+
+def run_split(
+    split: datasets.Split, hidden: Sequence[int], seed: int, steps: int | None, rows: Sequence[str]
+) -> dict[str, Scores]:
+    """Scores of the rows asked for on one split."""
+    found: dict[str, Scores] = {}
+    if HOMOSCEDASTIC in rows or REFIT in rows:
+        start = time.perf_counter()
+        done = trained(split, hidden, Gaussian(), 1, seed, steps)
+        found[HOMOSCEDASTIC] = judged(done.gp, split)
+        seconds = time.perf_counter() - start
+        found[REFIT] = judged(with_mean(done, split, "refit"), split)
+        evidence = done.history[-1].evidence
+        for row in (HOMOSCEDASTIC, REFIT):
+            found[row] |= {"seconds": seconds, "evidence": evidence}
+    if HETEROSCEDASTIC in rows:
+        start = time.perf_counter()
+        done = trained(split, hidden, Heteroscedastic(), 2, seed, steps)
+        found[HETEROSCEDASTIC] = judged(done.gp, split)
+        found[HETEROSCEDASTIC] |= {
+            "seconds": time.perf_counter() - start,
+            "evidence": done.history[-1].evidence,
+        }
+    return found
+
+
+def num_rows(where: Path, name: str) -> int:
+    """Of a data set, training and test rows together."""
+    with np.load(where / f"uci_{name}.npz", allow_pickle=False) as file:
+        return len(file["y"])
+
+
+def earlier(files: str) -> Records:
+    """What earlier runs wrote with ``--raw``."""
+    records: Records = {}
+    for file in filter(None, files.split(",")):
+        for name, splits in json.loads(Path(file).read_text()).items():
+            for index, found in splits.items():
+                kept = records.setdefault(name, {})
+                kept[int(index)] = kept.get(int(index), {}) | found
+    return {name: records[name] for name in SETS if name in records}
+
+
+def values(records: Records, name: str, row: str, score: str) -> list[float]:
+    """One score of one row on one set, over the splits that have it."""
+    return [found[row][score] for found in records[name].values() if row in found]
+
+
+def _digits(name: str, score: str) -> int:
+    """Of a cell: RMSE of sets with small targets needs more."""
+    return {"naval": 6, "kin8nm": 4}.get(name, 3) if score == "rmse" else 3
+
+
+def _published_cell(row: published.Published, name: str, score: str) -> str:
+    value = getattr(row, score).get(name)
+    if value is None:
+        return "–"
+    mean, error = value
+    return f"{mean:.2f}" if error is None else f"{mean:.2f} ± {error:.2f}"
+
+
+def score_table(records: Records, score: str) -> str:
+    """Our rows and the published ones, one column for each set."""
+    names = list(records)
+    ours = [
+        [
+            f"lingp {row}",
+            "yes",
+            *(scores.cell(values(records, n, row, score), _digits(n, score)) for n in names),
+        ]
+        for row in ROWS
+    ]
+    theirs = [
+        [p.name, "yes" if p.same_splits else "no", *(_published_cell(p, n, score) for n in names)]
+        for p in published.PUBLISHED
+        if any(n in getattr(p, score) for n in names)
+    ]
+    return table.markdown_table(["method", "same splits", *names], [*ours, *theirs])
+
+
+def effort_table(records: Records) -> str:
+    """Splits, networks, seconds per split."""
+    rows = []
+    for name, splits in records.items():
+        seconds = [
+            values(records, name, row, "seconds") for row in (HOMOSCEDASTIC, HETEROSCEDASTIC)
+        ]
+        rows.append(
+            [
+                name,
+                "-".join(map(str, HIDDEN.get(name, OTHERWISE))),
+                f"{len(splits)} of {SPLITS.get(name, 20)}",
+                *(f"{statistics.median(s):.1f}" if s else "–" for s in seconds),
+            ]
+        )
+    header = ["set", "hidden units", "splits", "s homoscedastic", "s heteroscedastic"]
+    return table.markdown_table(header, rows)
+
+
+def verdicts(records: Records, sizes: dict[str, int]) -> list[str]:
+    """Targets beside what was found."""
+    lines: list[str] = []
+    ours = {
+        name: {
+            row: statistics.fmean(found)
+            for row in ROWS
+            if (found := values(records, name, row, "log_likelihood"))
+        }
+        for name in records
+    }
+    for name, target in TARGETS.items():
+        if name not in ours:
+            continue
+        for row, value in ours[name].items():
+            word = "met" if value >= target else "not met"
+            lines.append(f"- {name}, {row}: **{value:.3f}** (target >= {target:g}: {word})")
+    for same, words in ((True, "on the same splits"), (False, "of all rows")):
+        for row in ROWS:
+            ahead = [
+                name
+                for name in records
+                if ours[name].get(row, -math.inf)
+                > published.best(name, same_splits=same).log_likelihood[name][0]
+            ]
+            word = "met" if len(ahead) >= WINS else "not met"
+            lines.append(
+                f"- {row}: ahead of the best published row {words} on {len(ahead)} of "
+                f"{len(records)} ({', '.join(ahead) or 'none'}) (target >= {WINS} of {len(SETS)}: "
+                f"{word})"
+            )
+    for name in records:
+        if sizes.get(name, 0) >= SMALL:
+            continue
+        for row in (HOMOSCEDASTIC, HETEROSCEDASTIC):
+            if found := values(records, name, row, "seconds"):
+                value = statistics.median(found)
+                word = "met" if value < SECONDS else "not met"
+                lines.append(
+                    f"- {name}, {row}: {value:.1f} s per split (target < {SECONDS:g} s: {word})"
+                )
+    return lines
+
+
+def best_table(records: Records) -> str:
+    """Which published row is the best one on each set, among which rows."""
+    rows = []
+    for name in records:
+        cells = []
+        for same in (True, False):
+            found = published.best(name, same_splits=same)
+            cells.append(f"{found.log_likelihood[name][0]:.2f} ({found.name})")
+        rows.append([name, *cells])
+    return table.markdown_table(["set", "best on the same splits", "best of all rows"], rows)
+
+
+def report(records: Records, sizes: dict[str, int], quick: bool, seconds: float) -> str:
+    """The whole report."""
+    sources: dict[str, list[str]] = {}
+    for p in published.PUBLISHED:
+        sources.setdefault(p.source, []).append(p.name + (f" ({p.note})" if p.note else ""))
+    sections = [
+        "# UCI regression: networks trained with the evidence",
+        f"{table.processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}. "
+        f"lingp: mean ± standard error over splits. All: {seconds:.0f} s.",
+        effort_table(records),
+        "Test log-likelihood, in the units of the data:",
+        score_table(records, "log_likelihood"),
+        "RMSE, of the predictive median:",
+        score_table(records, "rmse"),
+        best_table(records),
+        "" if quick else "\n".join(verdicts(records, sizes)),
+        "Sources:\n\n" + "\n".join(f"- {', '.join(who)}: {what}" for what, who in sources.items()),
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def main() -> None:
+    parser = command_line.parser(__doc__)
+    datasets.add_flags(parser, splits="0:20")
+    parser.add_argument("--raw", type=Path, help="write every number to this JSON file")
+    parser.add_argument(
+        "--add", metavar="FILE,...", default="", help="report what these JSON files hold as well"
+    )
+    parser.set_defaults(threads=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    where = datasets.folder(arguments.data)
+    if arguments.quick:
+        arguments.sets, arguments.splits = arguments.sets or ",".join(QUICK_SETS), "0:1"
+    rows = arguments.only.split(",") if arguments.only else ROWS
+    if unknown := sorted(set(rows) - set(ROWS)):
+        raise SystemExit(f"no row {', '.join(unknown)}; there are: {', '.join(ROWS)}")
+    start = time.perf_counter()
+    records = earlier(arguments.add)
+    for name in datasets.chosen_sets(SETS, arguments):
+        for index in datasets.chosen_splits(arguments):
+            if index >= SPLITS.get(name, 20):
+                continue
+            split = datasets.regression(where, name, index)
+            steps = QUICK_STEPS if arguments.quick else None
+            found = run_split(split, HIDDEN.get(name, OTHERWISE), index, steps, rows)
+            kept = records.setdefault(name, {})
+            kept[index] = kept.get(index, {}) | found
+            if arguments.raw is not None:  # at once: a run that is cut short leaves something
+                arguments.raw.parent.mkdir(parents=True, exist_ok=True)
+                arguments.raw.write_text(json.dumps(records, indent=1) + "\n")
+    records = {name: records[name] for name in SETS if name in records}
+    sizes = {name: num_rows(where, name) for name in records}
+    made = report(records, sizes, arguments.quick, time.perf_counter() - start)
+    command_line.publish(made, arguments.output)
+
+
+if __name__ == "__main__":
+    main()
