@@ -61,7 +61,7 @@ class NTKernel(SolvedExactly):
     ) -> None:
         super().__init__(**kwargs)
         self.network = FrozenNetwork(network, input_shape, input_dtype)
-        prior = as_prior(prior).bind(network.parameter_names)
+        prior = as_prior(prior).bind_to(network)
         self.prior = prior.to(dtype=network.dtype, device=network.device)
 
     @classmethod

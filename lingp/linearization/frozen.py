@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
 from typing_extensions import Self
 
 from lingp.linearization.blocks import Slot
@@ -64,6 +65,22 @@ class FrozenCopy:
         """The columns of each uncertain parameter."""
         columns = zip(self.parameter_names, self.parameter_slices, strict=True)
         return {name: Slot(i, s.start, s.stop) for i, (name, s) in enumerate(columns)}
+
+    @property
+    def inputs_first_names(self) -> tuple[str, ...]:
+        """Names of the weights that are stored (inputs x outputs): tables, transposed convolutions.
+
+        A tied weight is what the first module says that has it.
+        """
+        owners: dict[Tensor, nn.Module] = {}
+        for module in self.network.modules():
+            weight = module._parameters.get("weight")
+            if weight is not None:
+                owners.setdefault(weight, module)
+        kinds = (nn.Embedding, nn.EmbeddingBag, _ConvTransposeNd)
+        return tuple(
+            name for name, p in self.chosen().items() if isinstance(owners.get(p), kinds)
+        )
 
     @property
     def num_parameters(self) -> int:

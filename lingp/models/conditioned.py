@@ -78,7 +78,7 @@ class ConditionedNetwork:
             dtype=dtype,
             memory_budget=None if memory_budget is None else max(1, memory_budget // 4),
         )
-        self.prior.bind(self.linearized.parameter_names)
+        self.prior.bind_to(self.linearized)
         self._mean: Mean = mean
         self._sites = sites
         self._data: FittedData | None = None
@@ -225,7 +225,7 @@ class ConditionedNetwork:
         if self._laplace is None or self._data is None:
             raise RuntimeError("this LinearizedGP has no data yet: call fit(X, y) first")
         # prior and likelihood may have been exchanged since fit
-        self.prior = as_prior(self.prior).bind(self.linearized.parameter_names)
+        self.prior = as_prior(self.prior).bind_to(self.linearized)
         self.likelihood = as_likelihood(self.likelihood)
         if self.likelihood is not self._data.likelihood:
             self._data.exchange_likelihood(self.likelihood)
@@ -246,7 +246,7 @@ class ConditionedNetwork:
 
     def _condition(self, data: FittedData) -> None:
         """Choose inference for these data and start from nothing."""
-        self.prior = as_prior(self.prior).bind(self.linearized.parameter_names)
+        self.prior = as_prior(self.prior).bind_to(self.linearized)
         held = data.training.factor_bytes if data.training.factors_kept else 0
         method, choice = choose_method(
             self.inference,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from lingp.priors.base import Prior
+from lingp.priors.diagonal import Diagonal
+from lingp.priors.grouped import Grouped
 from lingp.priors.isotropic import Isotropic
 from lingp.priors.layerwise import Layerwise
+from lingp.priors.unit_wise import UnitWise
 
-__all__ = ["Isotropic", "Layerwise", "Prior", "as_prior"]
+__all__ = ["Diagonal", "Grouped", "Isotropic", "Layerwise", "Prior", "UnitWise", "as_prior"]
 
 
 def as_prior(prior: Prior | float | None) -> Prior:

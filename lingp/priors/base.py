@@ -1,21 +1,26 @@
-"""What a weight prior is: one variance per parameter tensor, and a mean."""
+"""What a weight prior is: variances of weights, and a mean."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import gpytorch
 import torch
 from gpytorch.constraints import Interval, Positive
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from lingp.linearization.frozen import FrozenCopy
+
 
 class Prior(gpytorch.Module, ABC):
-    """A Gaussian prior on the weights, θ ~ N(μ0, Σ0), Σ0 = blockdiag(v_l I).
+    """A Gaussian prior on the weights, θ ~ N(μ0, Σ0), Σ0 = diag(v).
 
-    `v_l` is the prior variance of the l-th parameter tensor. A prior is written down before the
-    network is known and learns the parameter tensors' names from `bind`.
+    Some priors have one variance for each of the L parameter tensors, others one for each of the P
+    weights. A prior is written down before the network is known and learns the parameter tensors'
+    names and shapes from `bind`.
 
     Hyperparameters are kept in float64, whatever torch's default dtype is, so that a precision of
     0.1 means 0.1; `prior.to(dtype=...)` changes that. They are ordinary GPyTorch hyperparameters:
@@ -30,10 +35,15 @@ class Prior(gpytorch.Module, ABC):
 
     mean: Tensor
     names: tuple[str, ...] | None
+    shapes: tuple[torch.Size, ...] | None
     raw_precision: torch.nn.Parameter
 
     isotropic: bool = False
     """Whether Σ0 = v I, one v for all weights: one eigendecomposition then serves every v."""
+
+    columnwise: bool = False
+    """Whether variances vary along both axes of weight matrices: kernels then take the columns of
+    the Jacobian, not the layers' factors."""
 
     def __init__(self, mean: float | Tensor = 0.0) -> None:
         super().__init__()
@@ -44,9 +54,14 @@ class Prior(gpytorch.Module, ABC):
                 f"{tuple(mean.shape)}" + ("" if mean.dim() > 1 else " with NaN or infinite values")
             )
         self.register_buffer("mean", mean)
-        self.names = None
+        self.names = self.shapes = None
 
-    def bind(self, names: Iterable[str]) -> Prior:
+    def bind(
+        self,
+        names: Iterable[str],
+        shapes: Iterable[Sequence[int]] | None = None,
+        inputs_first: Collection[str] = (),
+    ) -> Prior:
         """Fix the parameter tensors the prior is over; returns self.
 
         Binding again to the same names changes nothing; binding to other names is an error,
@@ -56,21 +71,42 @@ class Prior(gpytorch.Module, ABC):
         ----------
         names
             One name per parameter tensor, in the order of the columns of the Jacobian.
+        shapes
+            Of the parameter tensors; for priors with one variance per weight.
+        inputs_first
+            Names of the weights that are stored (inputs x outputs), as those of embeddings and of
+            transposed convolutions are; others are (outputs x inputs).
         """
         names = tuple(names)
+        sizes = None if shapes is None else tuple(torch.Size(shape) for shape in shapes)
         if not names:
             raise ValueError("names: a prior needs at least one parameter tensor, got none")
+        if sizes is not None and len(sizes) != len(names):
+            raise ValueError(
+                f"shapes: got {len(sizes)} for {len(names)} parameter tensors; expected one each"
+            )
         if self.names is None:
-            self._check_names(names)
-            self.names = names
-            self._on_bind(names)
-        elif self.names != names:
+            self._check_tensors(names, sizes)
+            self.names, self.shapes = names, sizes
+            self._on_bind(frozenset(inputs_first))
+        elif self.names != names or None not in (sizes, self.shapes) and sizes != self.shapes:
             raise ValueError(
                 f"this {type(self).__name__} prior already belongs to a network with "
-                f"{len(self.names)} parameter tensors ({self.names[0]}, ...) and can't be bound to "
-                f"another with {len(names)} ({names[0]}, ...); make a new prior for it"
+                f"{len(self.names)} parameter tensors ({self._first(self.names, self.shapes)}, "
+                f"...) and can't be bound to another with {len(names)} "
+                f"({self._first(names, sizes)}, ...); make a new prior for it"
             )
         return self
+
+    def bind_to(self, network: FrozenCopy) -> Prior:
+        """`bind` to the uncertain parameter tensors of a linearised network; returns self."""
+        return self.bind(
+            network.parameter_names, network.parameter_shapes, network.inputs_first_names
+        )
+
+    @staticmethod
+    def _first(names: tuple[str, ...], shapes: tuple[torch.Size, ...] | None) -> str:
+        return names[0] if shapes is None else f"{names[0]} of shape {tuple(shapes[0])}"
 
     @property
     def num_parameter_tensors(self) -> int:
@@ -84,19 +120,22 @@ class Prior(gpytorch.Module, ABC):
 
     @abstractmethod
     def variances(self) -> Tensor:
-        """Prior variance of each parameter tensor, (L,), differentiable in hyperparameters."""
+        """Prior variances, differentiable in hyperparameters.
 
-    def _check_names(self, names: tuple[str, ...]) -> None:
+        One per parameter tensor, (L,), or one per weight, (P,).
+        """
+
+    def _check_tensors(self, names: tuple[str, ...], shapes: tuple[torch.Size, ...] | None) -> None:
         """Raise if a prior of this kind can't be over these parameter tensors."""
 
-    def _on_bind(self, names: tuple[str, ...]) -> None:
-        """Give the hyperparameters their final shape."""
+    def _on_bind(self, inputs_first: frozenset[str]) -> None:
+        """Give the hyperparameters their final shape; `names` and `shapes` are known."""
 
     def _register_precision(self, precision: Tensor, constraint: Interval | None) -> None:
         """Make `raw_precision`, with the constraint under which it is a precision."""
         if not bool((torch.isfinite(precision) & (precision > 0)).all()):
             raise ValueError(
-                f"precision: expected finite positive numbers, got {precision.tolist()}"
+                f"precision: expected finite positive numbers, got {_shown(precision)}"
             )
         # exp, not softplus: precisions span many orders of magnitude and are searched by logarithm
         constraint = constraint or Positive(transform=torch.exp, inv_transform=torch.log)
@@ -108,7 +147,7 @@ class Prior(gpytorch.Module, ABC):
             raw = constraint.inverse_transform(precision.to(torch.float64))
             if not bool(torch.isfinite(raw).all()):
                 raise ValueError(
-                    f"precision: {precision.tolist()} lies outside the constraint {constraint}"
+                    f"precision: {_shown(precision)} lies outside the constraint {constraint}"
                 )
             self.initialize(raw_precision=raw)
 
@@ -122,14 +161,17 @@ class Prior(gpytorch.Module, ABC):
     def precision(self, value: float | Tensor) -> None:
         value = torch.as_tensor(value).to(self.raw_precision).expand_as(self.raw_precision)
         if not bool((torch.isfinite(value) & (value > 0)).all()):
-            raise ValueError(f"precision: expected finite positive numbers, got {value.tolist()}")
+            raise ValueError(f"precision: expected finite positive numbers, got {_shown(value)}")
         self.initialize(raw_precision=self.raw_precision_constraint.inverse_transform(value))
 
     def extra_repr(self) -> str:
-        values = self.precision.detach().flatten().tolist()
-        shown = ", ".join(f"{value:.4g}" for value in values[:4])
-        shown = shown if len(values) == 1 else f"[{shown}{', ...' if len(values) > 4 else ''}]"
-        return f"precision={shown}"
+        return f"precision={_shown(self.precision)}"
+
+
+def _shown(values: Tensor) -> str:
+    """The first few values."""
+    shown = ", ".join(f"{value:.4g}" for value in values.detach().flatten()[:4].tolist())
+    return shown if values.numel() == 1 else f"[{shown}{', ...' if values.numel() > 4 else ''}]"
 
 
 def as_precision(precision: float | Tensor) -> Tensor:
@@ -137,3 +179,14 @@ def as_precision(precision: float | Tensor) -> Tensor:
     if isinstance(precision, bool) or not isinstance(precision, (int, float, Tensor)):
         raise TypeError(f"precision: expected a number or a tensor, got {type(precision).__name__}")
     return torch.as_tensor(precision, dtype=torch.float64).detach().clone()
+
+
+def check_names(given: Collection[str], names: Collection[str]) -> None:
+    """Raise unless a mapping of precisions names every parameter tensor and nothing else."""
+    missing = [name for name in names if name not in given]
+    unknown = [name for name in given if name not in names]
+    if missing or unknown:
+        raise ValueError(
+            f"precision: the mapping must name every parameter tensor; missing: "
+            f"{missing or 'none'}, not in the network: {unknown or 'none'}"
+        )

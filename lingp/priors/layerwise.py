@@ -8,7 +8,7 @@ import torch
 from gpytorch.constraints import Interval
 from torch import Tensor
 
-from lingp.priors.base import Prior, as_precision
+from lingp.priors.base import Prior, as_precision, check_names
 
 
 class Layerwise(Prior):
@@ -47,22 +47,17 @@ class Layerwise(Prior):
             precision = torch.stack(values)
         self._register_precision(as_precision(precision).reshape(-1), precision_constraint)
 
-    def _check_names(self, names: tuple[str, ...]) -> None:
+    def _check_tensors(self, names: tuple[str, ...], shapes: tuple[torch.Size, ...] | None) -> None:
         if self._by_name is not None:
-            missing = [name for name in names if name not in self._by_name]
-            unknown = [name for name in self._by_name if name not in names]
-            if missing or unknown:
-                raise ValueError(
-                    f"precision: the mapping must name every parameter tensor; missing: "
-                    f"{missing or 'none'}, not in the network: {unknown or 'none'}"
-                )
+            check_names(self._by_name, names)
         elif self.raw_precision.numel() not in (1, len(names)):
             raise ValueError(
                 f"precision: got {self.raw_precision.numel()} values for {len(names)} parameter "
                 f"tensors ({', '.join(names)}); give one number, or one per tensor"
             )
 
-    def _on_bind(self, names: tuple[str, ...]) -> None:
+    def _on_bind(self, inputs_first: frozenset[str]) -> None:
+        names = self.names or ()
         raw = self.raw_precision.detach()
         if self._by_name is not None:
             raw = raw[[self._by_name.index(name) for name in names]]

@@ -92,7 +92,7 @@ def train_with_evidence(
     """
     network, likelihood = copy.deepcopy(net), copy.deepcopy(as_likelihood(likelihood))
     prior = copy.deepcopy(as_prior(prior))
-    prior.bind(LinearizedNetwork(network, parameters).parameter_names)
+    prior.bind_to(LinearizedNetwork(network, parameters))
     inputs, targets = as_inputs(X), as_tensor(y, "y")
     weights = [p for p in network.parameters() if p.requires_grad]
     dtype, device = weights[0].dtype, weights[0].device

@@ -1,0 +1,39 @@
+"""One precision per weight."""
+
+from __future__ import annotations
+
+import torch
+
+from lingp.priors.grouped import Grouped
+
+
+class Diagonal(Grouped):
+    """θ_i ~ N(μ0_i, 1 / precision_i): one precision for each of the P weights.
+
+    Automatic relevance determination of single weights, as in the relevance vector machine (Tipping
+    2001): `optimize_hyperparameters` finds all of them at the cost of a few log determinants and
+    switches off the weights that the data don't need. With as many precisions as weights, the
+    evidence says less about them than about those of layers or units, and kernels take the columns
+    of the Jacobian, (N·C)² P flops: weight space is the cheaper one up to larger P.
+
+    Parameters
+    ----------
+    precision
+        One number, a flat (P,) tensor, or a mapping from the name of each parameter tensor to a
+        number or a tensor of its size.
+    mean
+        μ0, a number or a flat (P,) tensor.
+    precision_constraint
+        A GPyTorch constraint for `raw_precision`; positive through `exp` by default.
+
+    Examples
+    --------
+    >>> prior = Diagonal(precision=4.0).bind(["weight", "bias"], [(2, 3), (2,)])
+    >>> prior.variances().tolist()
+    [0.25, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25]
+    """
+
+    columnwise = True
+
+    def _axes(self, name: str, shape: torch.Size, inputs_first: bool) -> tuple[int, ...]:
+        return tuple(range(len(shape)))
