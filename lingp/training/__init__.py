@@ -2,7 +2,51 @@
 
 from __future__ import annotations
 
+from lingp.inference import Blocks
+from lingp.training.augmentations import (
+    Augmentation,
+    Augmented,
+    Composed,
+    InputScale,
+    RandomAffine,
+    RandomRotation,
+)
+from lingp.training.compared import Candidate, Comparison
+from lingp.training.comparison import compare_by_evidence
 from lingp.training.evidence_training import EvidenceTraining, train_with_evidence
+from lingp.training.heads import (
+    NaturalHead,
+    initialize_head,
+    natural_outputs,
+    with_natural_head,
+)
+from lingp.training.heads_conversion import NaturalFromMeanVariance
 from lingp.training.hyperparameter_step import EvidenceStep, hyperparameter_step
+from lingp.training.input_learner import InputLearner, InputStep
+from lingp.training.invariance import EvidenceGradient, evidence_gradient
 
-__all__ = ["EvidenceStep", "EvidenceTraining", "hyperparameter_step", "train_with_evidence"]
+__all__ = [
+    "Augmentation",
+    "Augmented",
+    "Blocks",
+    "Candidate",
+    "Comparison",
+    "Composed",
+    "EvidenceGradient",
+    "EvidenceStep",
+    "EvidenceTraining",
+    "InputLearner",
+    "InputScale",
+    "InputStep",
+    "NaturalFromMeanVariance",
+    "NaturalHead",
+    "RandomAffine",
+    "RandomRotation",
+    "compare_by_evidence",
+    "evidence_gradient",
+    "hyperparameter_step",
+    "initialize_head",
+    "natural_outputs",
+    "train_with_evidence",
+    "with_natural_head",
+]
