@@ -1,0 +1,155 @@
+"""Steps of the inputs' parameters up the evidence, in the middle of training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lingp.likelihoods import Likelihood
+from lingp.linearization import ParameterSelection
+from lingp.priors import Prior
+from lingp.training.augmentations import Augmented
+from lingp.training.invariance import evidence_gradient
+
+_MOMENTS, _EPSILON = (0.9, 0.99), 1e-12
+
+
+@dataclass(frozen=True)
+class InputStep:
+    """One step of the inputs' parameters.
+
+    Attributes
+    ----------
+    evidence
+        Estimate of the evidence before the step.
+    values
+        Of the augmentation after it, in the units of their meaning.
+    """
+
+    evidence: float
+    values: dict[str, Any]
+
+
+@dataclass
+class InputLearner:
+    """Adam on the learnable parameters of an `Augmented` network, up the evidence.
+
+    For a training loop of your own call `step` every some steps of the weights; or hand it to
+    `train_with_evidence(..., input_learner=...)`.
+
+    Parameters
+    ----------
+    learning_rate
+        Largest change of a parameter in one step; parameters are logarithms, so that 0.05 is 5 %.
+    every
+        Steps of the weights between two steps of the inputs.
+    start
+        Steps of the weights before the first: a network that knows nothing yet asks for any
+        invariance.
+    block_size, num_blocks, dtype
+        As in `evidence_gradient`.
+    generator
+        Draws the blocks; one seeded with 0 by default.
+
+    Attributes
+    ----------
+    history
+        The steps, in order.
+    """
+
+    learning_rate: float = 0.05
+    every: int = 10
+    start: int = 0
+    block_size: int | None = None
+    num_blocks: int = 1
+    dtype: torch.dtype = torch.float64
+    generator: torch.Generator | None = None
+    history: list[InputStep] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise ValueError(f"learning_rate: expected a positive number, got {self.learning_rate}")
+        if self.every < 1 or self.start < 0:
+            raise ValueError(
+                f"every, start: expected at least 1 and 0, got {self.every} and {self.start}"
+            )
+        self.generator = self.generator or torch.Generator().manual_seed(0)
+        self._moments: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def due(self, step: int) -> bool:
+        """Whether a step of the inputs follows step number `step` (from 0) of the weights."""
+        return step >= self.start and (step + 1) % self.every == 0
+
+    def step(
+        self,
+        net: Augmented,
+        X: Any,
+        y: Any,
+        *,
+        likelihood: Likelihood,
+        prior: Prior,
+        parameters: ParameterSelection = "all",
+    ) -> InputStep:
+        """Move the learnable parameters of `net`, in place; its weights and mode stay.
+
+        Raises
+        ------
+        FloatingPointError
+            If a gradient isn't finite; nothing has moved then.
+        """
+        found = evidence_gradient(
+            net,
+            X,
+            y,
+            likelihood=likelihood,
+            prior=prior,
+            parameters=parameters,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            dtype=self.dtype,
+            generator=self.generator,
+        )
+        bad = [name for name, g in found.gradients.items() if not bool(g.isfinite().all())]
+        if bad:
+            raise FloatingPointError(
+                f"the evidence's gradient in {bad} is not finite; lower the learning rate of the "
+                "weights, or start the inputs' steps later"
+            )
+        count = len(self.history) + 1
+        own = dict(net.augmentation.named_parameters())
+        for name, gradient in found.gradients.items():
+            direction = self._direction(name, gradient, count)
+            own[name].data.add_(direction, alpha=self.learning_rate)
+        values = {name: value.tolist() for name, value in net.values().items()}
+        self.history.append(InputStep(found.evidence, values))
+        return self.history[-1]
+
+    def _direction(self, name: str, gradient: Tensor, count: int) -> Tensor:
+        """Adam's."""
+        zeros = torch.zeros_like(gradient)
+        first, second = self._moments.get(name, (zeros, zeros))
+        a, b = _MOMENTS
+        first = a * first + (1 - a) * gradient
+        second = b * second + (1 - b) * gradient.square()
+        self._moments[name] = (first, second)
+        return (first / (1 - a**count)) / ((second / (1 - b**count)).sqrt() + _EPSILON)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What goes on from here to the same result: moments, history, place of the generator."""
+        assert self.generator is not None
+        return {
+            "moments": dict(self._moments),
+            "history": list(self.history),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        assert self.generator is not None
+        self._moments = dict(state["moments"])
+        self.history = list(state["history"])
+        self.generator.set_state(state["generator"])
