@@ -153,14 +153,14 @@ def initialize_head(
 
 def _find_head(net: nn.Module, num_targets: int) -> nn.Linear:
     size = 2 * num_targets
-    heads = [m for m in net.modules() if isinstance(m, NaturalHead)]
-    if not heads:
-        layers = [m for m in net.modules() if isinstance(m, nn.Linear)]
-        heads = [m for m in layers if m.out_features == size][-1:]
-        found = f"its linear layers have {[m.out_features for m in layers]} outputs"
-    else:
+    layers = [m for m in net.modules() if isinstance(m, nn.Linear)]
+    heads = [m for m in layers if isinstance(m, NaturalHead)]
+    if heads:
         found = f"its natural heads are for {[m.num_targets for m in heads]} targets"
-    fitting = [m for m in heads if m.out_features == size]
+        fitting: list[nn.Linear] = [m for m in heads if m.out_features == size]
+    else:
+        found = f"its linear layers have {[m.out_features for m in layers]} outputs"
+        fitting = [m for m in layers if m.out_features == size][-1:]
     if len(fitting) != 1:
         raise ValueError(
             f"net: expected one head with {size} outputs for the {num_targets} targets of y, but "
