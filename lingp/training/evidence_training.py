@@ -21,6 +21,7 @@ from lingp.models.choice import Inference
 from lingp.models.intake import as_inputs, as_tensor
 from lingp.priors import Prior, as_prior
 from lingp.training.hyperparameter_step import EvidenceStep, hyperparameter_step
+from lingp.training.input_learner import InputLearner
 from lingp.training.map_loss import penalty
 
 STEPS, UPDATES = 2400, 8
@@ -65,6 +66,7 @@ def train_with_evidence(
     inference: Inference = "auto",
     mean: Mean = "network",
     generator: torch.Generator | None = None,
+    input_learner: InputLearner | None = None,
     progress: bool = True,
 ) -> EvidenceTraining:
     """Train a copy of the network by maximum a posteriori and its prior by the evidence.
@@ -87,6 +89,8 @@ def train_with_evidence(
         Of the first and the last step, a cosine between them.
     generator
         Draws the batches.
+    input_learner
+        Moves parameters of the inputs, of an `Augmented` network, while it is trained.
     progress
         Whether a progress bar is shown.
     """
@@ -132,6 +136,10 @@ def train_with_evidence(
         # per datum: Adam does not mind, and its epsilon means the same for any N
         (loss / len(checked)).backward()
         optimizer.step()
+        if input_learner is not None and input_learner.due(step):
+            input_learner.step(
+                network, X, y, likelihood=likelihood, prior=prior, parameters=parameters
+            )
         if (step + 1) % every == 0 and step + 1 <= steps - every:
             update()
     update()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lingp.likelihoods import Likelihood
 from lingp.linearization import ParameterSelection
@@ -86,7 +86,7 @@ class InputLearner:
 
     def step(
         self,
-        net: Augmented,
+        net: nn.Module,
         X: Any,
         y: Any,
         *,
@@ -94,7 +94,7 @@ class InputLearner:
         prior: Prior,
         parameters: ParameterSelection = "all",
     ) -> InputStep:
-        """Move the learnable parameters of `net`, in place; its weights and mode stay.
+        """Move the learnable parameters of an `Augmented` net, in place; its weights and mode stay.
 
         Raises
         ------
@@ -120,6 +120,7 @@ class InputLearner:
                 "weights, or start the inputs' steps later"
             )
         count = len(self.history) + 1
+        assert isinstance(net, Augmented)
         own = dict(net.augmentation.named_parameters())
         for name, gradient in found.gradients.items():
             direction = self._direction(name, gradient, count)

@@ -53,7 +53,7 @@ class EvidenceGradient:
 
 
 def evidence_gradient(
-    net: Augmented,
+    net: nn.Module,
     X: Any,
     y: Any,
     *,
@@ -70,7 +70,7 @@ def evidence_gradient(
     Parameters
     ----------
     net
-        Copied; it stays as it is.
+        `Augmented`. It is copied and stays as it is.
     X, y
         All training data; inputs are one tensor.
     likelihood, prior, parameters
@@ -96,8 +96,10 @@ def evidence_gradient(
         for gathered, g in zip(sums, found, strict=True):
             if g is not None:
                 gathered += g / len(blocks)
-    own = dict(net.augmentation.named_parameters())
-    return EvidenceGradient(total, {n: g.to(own[n]) for n, g in zip(names, sums, strict=True)})
+    own = dict(net.named_parameters())
+    return EvidenceGradient(
+        total, {n: g.to(own[f"augmentation.{n}"]) for n, g in zip(names, sums, strict=True)}
+    )
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class _InputModel:
 
     @staticmethod
     def of(
-        net: Augmented,
+        net: nn.Module,
         X: Any,
         y: Any,
         likelihood: Likelihood,
