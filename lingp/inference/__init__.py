@@ -1,6 +1,7 @@
 """Inference on the whitened Jacobian: posteriors, evidence, hyperparameters."""
 
 from lingp.inference.automatic import InferenceChoice, Space, choose_inference, flop_limit
+from lingp.inference.blocks import Blocks
 from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.cost import Workload
 from lingp.inference.data_term import DataTerm
@@ -25,6 +26,7 @@ from lingp.inference.tuning.validation import BoundaryWarning, ValidationResult,
 from lingp.inference.weight_space import WeightSpace
 
 __all__ = [
+    "Blocks",
     "BoundaryWarning",
     "ConvergenceWarning",
     "DataTerm",

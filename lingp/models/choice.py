@@ -9,6 +9,7 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 import torch
 
 from lingp.inference import (
+    Blocks,
     FunctionSpace,
     InferenceChoice,
     InferenceMethod,
@@ -49,7 +50,7 @@ _DENSE_LIMIT = 1 << 28  # bytes; larger pieces are no faster
 def check_inference(inference: Inference) -> None:
     """Raise unless `inference` is a name, can be bound to data or can be called."""
     names = ("auto", *get_args(Space))
-    if isinstance(inference, type) and issubclass(inference, Sparse | Iterative):
+    if isinstance(inference, type) and issubclass(inference, Sparse | Iterative | Blocks):
         raise ValueError(f"inference: got the class {inference.__name__}; give an object of it")
     if not (callable(inference) or isinstance(inference, Bindable) or inference in names):
         listed = ", ".join(f'"{name}"' for name in names)
@@ -65,7 +66,8 @@ def memory_for(budget: int | None, device: torch.device, held: float = 0.0) -> f
 
 def factor_bytes(inference: Inference, memory: float) -> int:
     """Bytes for the factors of the training data: none where inference streams over the data."""
-    return 0 if inference == "sparse" or isinstance(inference, Sparse) else int(memory / 2)
+    streams = inference == "sparse" or isinstance(inference, Sparse | Blocks)
+    return 0 if streams else int(memory / 2)
 
 
 def dense_bytes(memory: float) -> int:
