@@ -50,6 +50,7 @@ class FunctionSpace(Posterior):
     def _whitened_columns(self, variances: Tensor, *tensors: Tensor) -> Iterator[Tensor]:
         """Blocks of columns of Φ, as rows of Φᵀ."""
         root = self.root.with_tensors(*tensors)
+        scale = self.training.per_weight(variances).sqrt().unsqueeze(-1)  # (P, 1)
         size = self.training.num_data * root.rank
         width = max(size, self.training.chunk_bytes // (size * variances.element_size()))
         for block in self.training.factors().blocks:
@@ -57,7 +58,8 @@ class FunctionSpace(Posterior):
                 columns = block.columns(slot)  # (N, C, p)
                 for start in range(0, slot.size, width):
                     piece = root.t_apply(columns[..., start : start + width])
-                    yield variances[slot.parameter].sqrt() * piece.flatten(0, 1).mT
+                    first = slot.start + start
+                    yield scale[first : first + piece.shape[-1]] * piece.flatten(0, 1).mT
 
     def log_determinant(self) -> Tensor:
         return self.factorization.log_determinant()

@@ -207,7 +207,9 @@ class TrainingSet:
         return self.linearized.num_parameters
 
     def per_weight(self, values: Tensor) -> Tensor:
-        """One value per parameter tensor (L,) as one per weight (P,)."""
+        """One value per parameter tensor (L,) as one per weight (P,); values (P,) as they are."""
+        if len(values) == self.num_parameters != self.linearized.num_parameter_tensors:
+            return values
         sizes = [s.stop - s.start for s in self.linearized.parameter_slices]
         return values.repeat_interleave(torch.tensor(sizes, device=values.device))
 
@@ -306,7 +308,7 @@ class TrainingSet:
         return self._unit_gram
 
     def kernel(self, variances: Tensor) -> Tensor:
-        """J Σ0 Jᵀ, (N·C x N·C), for one prior variance per parameter tensor, (L,).
+        """J Σ0 Jᵀ, (N·C x N·C), for one prior variance per parameter tensor (L,) or weight (P,).
 
         Differentiable in the variances when grad mode is on; without a graph, the last one is kept,
         since only R changes from one Newton step to the next.

@@ -6,6 +6,9 @@ inputs, O pre-activations, C outputs; Novak et al., 2022, section 3, analyse the
     tiles        (A Aᵀ) ∘ (G Gᵀ)                  I + C² O, only for S = 1
     panels       J Jᵀ, a panel of columns at a time   C² I O, plus making the columns
     positions    G · (A Aᵀ applied to G)ᵀ         S² (I + C O) + C² S O
+
+Variances are those of parameter tensors, σ_l² (L,), or of single weights, v (P,): the latter scale
+the factors where they can, see `lingp.operators.per_weight`.
 """
 
 from __future__ import annotations
@@ -21,18 +24,23 @@ from lingp.linearization.align import aligned
 from lingp.linearization.blocks import Block, OuterBlock
 from lingp.linearization.factors import Factors
 from lingp.operators.panels import add_panel_gradients_, add_panels_
+from lingp.operators.per_weight import diagonal_blocks_per_weight, is_per_weight, split
 from lingp.operators.positions import add_positions_
 from lingp.operators.tiles import add_tile_gradients_, fill_tiles_
 
 
 def expand_variances(factors: Factors, variances: Tensor) -> Tensor:
-    """Prior variance of every weight (P,) from one per parameter tensor (L,)."""
+    """Prior variance of every weight (P,) from one per parameter tensor (L,), or as they are."""
+    if is_per_weight(factors, variances):
+        return variances
     counts = torch.tensor([s.stop - s.start for s in factors.slices], device=variances.device)
     return variances.repeat_interleave(counts)
 
 
 def diagonal_blocks(factors: Factors, variances: Tensor | None = None) -> Tensor:
-    """J_n diag(variances) J_nᵀ for every example: (N, C, C)."""
+    """J_n diag(variances) J_nᵀ for every example: (N, C, C); variances as `gram` takes them."""
+    if variances is not None and is_per_weight(factors, variances):
+        return diagonal_blocks_per_weight(factors, variances)
     shape = (factors.num_data, factors.num_outputs, factors.num_outputs)
     total = torch.zeros(shape, dtype=factors.dtype, device=factors.device)
     for block in factors.blocks:
@@ -49,7 +57,7 @@ def gram(factors: Factors, other: Factors | None = None, variances: Tensor | Non
     ----------
     factors : of N examples.
     other : of M examples of the same network; default the same N, for half the work.
-    variances : (L,) prior variance of each parameter tensor; default 1.
+    variances : (L,) prior variance of each parameter tensor, or (P,) of each weight; default 1.
 
     Returns
     -------
@@ -79,10 +87,11 @@ def _check(factors: Factors, other: Factors | None, variances: Tensor | None) ->
             f"other: factors of {other.num_outputs} outputs and {other.num_parameters} weights; "
             f"expected those of `factors`, {factors.num_outputs} and {factors.num_parameters}"
         )
-    if variances is not None and variances.shape != (len(factors.slices),):
+    sizes = (len(factors.slices), factors.num_parameters)
+    if variances is not None and (variances.dim() != 1 or len(variances) not in sizes):
         raise ValueError(
-            f"variances: got shape {tuple(variances.shape)}; expected ({len(factors.slices)},), "
-            "one per parameter tensor"
+            f"variances: got shape {tuple(variances.shape)}; expected ({sizes[0]},), one per "
+            f"parameter tensor, or ({sizes[1]},), one per weight"
         )
 
 
@@ -158,6 +167,10 @@ def _method(a: OuterBlock, b: OuterBlock) -> str:
 
 def _contract(here: Factors, there: Factors | None, variances: Tensor) -> Tensor:
     other = here if there is None else there
+    weights, columns = variances, []
+    if is_per_weight(here, variances):
+        parts = split(here, other, variances)
+        here, other, variances, columns = parts.here, parts.other, parts.variances, parts.columns
     methods = _sort(here, other)
     size = (here.shape[0], other.shape[0])
     kernel = torch.empty(size, dtype=here.dtype, device=here.device)
@@ -165,6 +178,7 @@ def _contract(here: Factors, there: Factors | None, variances: Tensor) -> Tensor
     for a, b in methods.positions:
         add_positions_(kernel, a, b, variances, symmetric=there is None)
     add_panels_(kernel, methods.panels, here, other, variances)
+    add_panels_(kernel, columns, here, other, weights, per_weight=True)
     if there is None:
         _mirror_(kernel)
     return kernel
@@ -183,11 +197,15 @@ def _mirror_(kernel: Tensor) -> None:
 def _variance_gradient(
     here: Factors, there: Factors | None, variances: Tensor, grad: Tensor
 ) -> Tensor:
-    """⟨grad, J_l J'_lᵀ⟩ for every parameter tensor l."""
+    """⟨grad, J_l J'_lᵀ⟩ for every parameter tensor l, or for every weight."""
     other = here if there is None else there
-    methods = _sort(here, other)
     grad = grad.contiguous()
     result = torch.zeros_like(variances)
+    if is_per_weight(here, variances):
+        pairs = list(zip(here.blocks, other.blocks, strict=True))
+        add_panel_gradients_(result, grad, pairs, here, other, per_weight=True)
+        return result
+    methods = _sort(here, other)
     add_tile_gradients_(result, grad, methods.tiles, here, other)
     add_panel_gradients_(result, grad, [*methods.positions, *methods.panels], here, other)
     return result
@@ -199,7 +217,10 @@ def _contract_differentiably(here: Factors, there: Factors | None, variances: Te
     outputs = here.num_outputs
     shape = (here.num_data, outputs, other.num_data, outputs)
     kernel = torch.zeros(shape, dtype=here.dtype, device=here.device)
+    per_weight = is_per_weight(here, variances)
     methods = _sort(here, other)
+    if per_weight:
+        methods = _Sorted([], [], list(zip(here.blocks, other.blocks, strict=True)))
     for a, b in methods.tiles:
         inner = variances[a.weight.parameter] * (a.a[:, 0] @ b.a[:, 0].T)
         if a.bias is not None:
@@ -211,5 +232,8 @@ def _contract_differentiably(here: Factors, there: Factors | None, variances: Te
     for left_block, right_block in dense:
         for slot in left_block.slots:
             left, right = (x.columns(slot).flatten(0, 1) for x in (left_block, right_block))
-            flat = flat + variances[slot.parameter] * (left @ right.T)
+            if per_weight:
+                flat = flat + (left * variances[slot.columns]) @ right.T
+            else:
+                flat = flat + variances[slot.parameter] * (left @ right.T)
     return flat

@@ -40,8 +40,8 @@ class NTKLinearOperator(Unbatched, CholeskySolved, LinearOperator):
 
     Parameters
     ----------
-    variances : (L,) tensor
-        Prior variance of each parameter tensor; gradients flow to it.
+    variances : (L,) or (P,) tensor
+        Prior variance of each parameter tensor, or of each weight; gradients flow to it.
     left : JacobianLinearOperator (N·C x P)
     right : JacobianLinearOperator (M·C x P), optional
     """
@@ -72,8 +72,8 @@ class NTKLinearOperator(Unbatched, CholeskySolved, LinearOperator):
             J (N·C x P).
         other : Factors, optional
             J' (M·C x P); the kernel is symmetric without it.
-        variances : (L,) tensor, optional
-            Prior variance of each parameter tensor; 1 by default.
+        variances : (L,) or (P,) tensor, optional
+            Prior variance of each parameter tensor, or of each weight; 1 by default.
         """
         if variances is None:
             variances = torch.ones(len(factors.slices), dtype=factors.dtype, device=factors.device)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lingp.linearization.blocks import Block, DenseBlock, LookupBlock, OuterBlock
+from lingp.linearization.blocks import Block, DenseBlock, LookupBlock, OuterBlock, Slot
 from lingp.linearization.factors import Factors
 
 _PANEL_BYTES = 1 << 23  # bytes of dense columns made at a time
@@ -20,26 +20,48 @@ Pairs = Sequence[tuple[Block, Block]]
 
 
 def add_panels_(
-    kernel: Tensor, pairs: Pairs, here: Factors, other: Factors, variances: Tensor
+    kernel: Tensor,
+    pairs: Pairs,
+    here: Factors,
+    other: Factors,
+    variances: Tensor,
+    per_weight: bool = False,
 ) -> None:
-    """Add the layers' kernels; of a symmetric one (`other is here`) the lower triangle."""
+    """Add the layers' kernels; of a symmetric one (`other is here`) the lower triangle.
+
+    `variances` are those of parameter tensors (L,), or of weights (P,) with `per_weight`.
+    """
     for owners, left, right in _panels(pairs, here, other):
-        if len(owners) == 1:
+        if per_weight:
+            spread = torch.cat([variances[o.columns] for o in owners])
+        elif len(owners) == 1:
             alpha = float(variances[owners[0].parameter])
             _add_product_(kernel, left, right, other is here, alpha)
+            continue
         else:
             spread = torch.cat([variances[o.parameter].expand(o.width) for o in owners])
-            _add_product_(kernel, left * spread, right, other is here)
+        _add_product_(kernel, left * spread, right, other is here)
 
 
 def add_panel_gradients_(
-    result: Tensor, grad: Tensor, pairs: Pairs, here: Factors, other: Factors
+    result: Tensor,
+    grad: Tensor,
+    pairs: Pairs,
+    here: Factors,
+    other: Factors,
+    per_weight: bool = False,
 ) -> None:
-    """Add ⟨grad, J_l J'_lᵀ⟩ to the entry of every parameter tensor l of these layers."""
+    """Add ⟨grad, J_l J'_lᵀ⟩ to the entry of every parameter tensor l of these layers.
+
+    With `per_weight` to the entries of their weights, of which there are P.
+    """
     for owners, left, right in _panels(pairs, here, other):
         by_column = ((grad @ right) * left).sum(0)
         for owner, part in zip(owners, by_column.split([o.width for o in owners]), strict=True):
-            result[owner.parameter] += part.sum()
+            if per_weight:
+                result[owner.columns] += part
+            else:
+                result[owner.parameter] += part.sum()
 
 
 def _add_product_(
@@ -57,9 +79,10 @@ def _add_product_(
 
 @dataclass(frozen=True)
 class _Owner:
-    """Whose columns a piece holds: `width` of those of parameter tensor `parameter`."""
+    """Which columns a piece holds: `width` of those of parameter tensor `parameter`."""
 
     parameter: int
+    columns: slice | Tensor
     width: int
 
 
@@ -96,26 +119,43 @@ def _joined(pieces: Sequence[_Piece], same: bool) -> tuple[list[_Owner], Tensor,
 def _pieces(pairs: Pairs, width: int, same: bool) -> Iterator[_Piece]:
     """Columns of both sides, (N·C, w) and (M·C, w), about `width` at a time."""
     for a, b in pairs:
-        for parameter, columns in _pieces_of(a, b, width):
+        for slot, place, columns in _pieces_of(a, b, width):
             left = columns(a).flatten(0, 1)
             right = left if same else columns(b).flatten(0, 1)
-            yield _Owner(parameter, left.shape[1]), left, right
+            yield _Owner(slot.parameter, place, left.shape[1]), left, right
 
 
-def _pieces_of(a: Any, b: Any, width: int) -> Iterator[tuple[int, Callable[[Any], Tensor]]]:
-    """Functions that make pieces of a block's columns, (N, C, w); the same for both sides."""
+def _pieces_of(
+    a: Any, b: Any, width: int
+) -> Iterator[tuple[Slot, slice | Tensor, Callable[[Any], Tensor]]]:
+    """Pieces of a block's columns: where they are in J, and what makes them, (N, C, w)."""
     if isinstance(a, OuterBlock):
         for outputs in _ranges(a.fan_out, width // a.fan_in):
-            yield a.weight.parameter, partial(_weight_columns, outputs=outputs)
+            place = _weight_place(a, outputs)
+            yield a.weight, place, partial(_weight_columns, outputs=outputs)
         if a.bias is not None:
-            yield a.bias.parameter, partial(OuterBlock.columns, slot=a.bias)
+            yield a.bias, a.bias.columns, partial(OuterBlock.columns, slot=a.bias)
     elif isinstance(a, LookupBlock):
         read = torch.unique(torch.cat([a.index.reshape(-1), b.index.reshape(-1)]))
+        within = torch.arange(a.fan_out, device=read.device)
         for part in _ranges(len(read), width // a.fan_out):
-            yield a.weight.parameter, partial(LookupBlock.compressed, table_rows=read[part])
+            rows = read[part]
+            places = (a.weight.start + rows.unsqueeze(-1) * a.fan_out + within).flatten()
+            yield a.weight, places, partial(LookupBlock.compressed, table_rows=rows)
     elif isinstance(a, DenseBlock):
         for part in _ranges(a.slot.size, width):
-            yield a.slot.parameter, partial(_dense_columns, part=part)
+            start = a.slot.start
+            inside = slice(start + part.start, start + part.stop)
+            yield a.slot, inside, partial(_dense_columns, part=part)
+
+
+def _weight_place(block: OuterBlock, outputs: slice) -> slice | Tensor:
+    """Columns of J that belong to some outputs of a weight, in the order of its columns."""
+    start, fan_in, fan_out = block.weight.start, block.fan_in, block.fan_out
+    if not block.input_major:
+        return slice(start + outputs.start * fan_in, start + outputs.stop * fan_in)
+    columns = torch.arange(start, block.weight.stop, device=block.a.device)
+    return columns.view(fan_in, fan_out)[:, outputs].flatten()
 
 
 def _ranges(size: int, step: int) -> Iterator[slice]:

@@ -89,7 +89,7 @@ class Prior(gpytorch.Module, ABC):
             self._check_tensors(names, sizes)
             self.names, self.shapes = names, sizes
             self._on_bind(frozenset(inputs_first))
-        elif self.names != names or None not in (sizes, self.shapes) and sizes != self.shapes:
+        elif self.names != names or (None not in (sizes, self.shapes) and sizes != self.shapes):
             raise ValueError(
                 f"this {type(self).__name__} prior already belongs to a network with "
                 f"{len(self.names)} parameter tensors ({self._first(self.names, self.shapes)}, "

@@ -24,8 +24,8 @@ class UnitWise(Grouped):
 
     Biases, and other tensors of one axis such as the scales of a normalisation layer, have one
     precision per tensor with units="inputs": a bias leaves one unit, which is always on. With
-    units="outputs" they have one per entry. Tensors of more axes count their first as outputs, their
-    second as inputs.
+    units="outputs" they have one per entry. Of tensors with more axes the first counts as outputs,
+    the second as inputs.
 
     Parameters
     ----------

@@ -100,7 +100,7 @@ class _TrainingCovariance(torch.autograd.Function):
     def gradients(
         posterior: Posterior, variances: Tensor, root: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """In the variances (L,) and in R (N x C x K)."""
+        """In the variances (L,) or (P,) and in R (N x C x K)."""
         grad = 0.5 * (grad + grad.mT)
         if isinstance(posterior, WeightSpace):
             by_variance, by_curvature = _weight_space_gradients(posterior, grad)
@@ -115,7 +115,7 @@ class _TrainingCovariance(torch.autograd.Function):
 
 
 def _weight_space_gradients(posterior: WeightSpace, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients in the variances (L,) and in Λ (N x C x C)."""
+    """Gradients in the variances, (L,) or (P,), and in Λ (N x C x C)."""
     training, scale = posterior.training, posterior.scale
     size = training.num_parameters
     zeros = grad.new_zeros(size, size)
@@ -134,9 +134,10 @@ def _weight_space_gradients(posterior: WeightSpace, grad: Tensor) -> tuple[Tenso
     )
     whitened = scale.unsqueeze(-1) * (positive - negative) * scale
     solved = posterior.factorization.solve(posterior.factorization.solve(whitened).mT)
-    sizes = [s.stop - s.start for s in training.linearized.parameter_slices]
-    shares = (solved.diagonal() / scale.square()).split(sizes)
-    by_variance = torch.stack([share.sum() for share in shares])
+    by_variance = solved.diagonal() / scale.square()
+    if len(posterior.variances) != len(by_variance):
+        sizes = [s.stop - s.start for s in training.linearized.parameter_slices]
+        by_variance = torch.stack([share.sum() for share in by_variance.split(sizes)])
     solved = scale.unsqueeze(-1) * solved * scale
     blocks = [jacobian @ solved @ jacobian.mT for _, jacobian in training.dense_chunks()]
     return by_variance, -torch.cat(blocks)
@@ -145,7 +146,7 @@ def _weight_space_gradients(posterior: WeightSpace, grad: Tensor) -> tuple[Tenso
 def _function_space_gradients(
     posterior: FunctionSpace, root: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients in the variances (L,) and in Λ (N x C x C)."""
+    """Gradients in the variances, (L,) or (P,), and in Λ (N x C x C)."""
     training, (num_data, num_outputs) = posterior.training, grad.shape[:2]
     variances = posterior.variances.detach()
     kernel = gram(training.factors(), variances=variances)
