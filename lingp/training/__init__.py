@@ -21,9 +21,12 @@ from lingp.training.heads import (
     with_natural_head,
 )
 from lingp.training.heads_conversion import NaturalFromMeanVariance
-from lingp.training.hyperparameter_step import EvidenceStep, hyperparameter_step
+from lingp.training.history import EvidenceStep
+from lingp.training.hyperparameter_step import hyperparameter_step
 from lingp.training.input_learner import InputLearner, InputStep
 from lingp.training.invariance import EvidenceGradient, evidence_gradient
+from lingp.training.pruning import prune
+from lingp.training.pruning_search import Pruned, Removal
 
 __all__ = [
     "Augmentation",
@@ -40,13 +43,16 @@ __all__ = [
     "InputStep",
     "NaturalFromMeanVariance",
     "NaturalHead",
+    "Pruned",
     "RandomAffine",
     "RandomRotation",
+    "Removal",
     "compare_by_evidence",
     "evidence_gradient",
     "hyperparameter_step",
     "initialize_head",
     "natural_outputs",
+    "prune",
     "train_with_evidence",
     "with_natural_head",
 ]

@@ -118,8 +118,8 @@ class RankCorrelation:
 
     Attributes
     ----------
-    spearman, spearman_p
-        Spearman's ρ and its two-sided p-value.
+    spearman
+        Spearman's ρ.
     kendall, kendall_p
         Kendall's τ_b and its two-sided p-value.
     number
@@ -127,7 +127,6 @@ class RankCorrelation:
     """
 
     spearman: float
-    spearman_p: float
     kendall: float
     kendall_p: float
     number: int
@@ -135,7 +134,7 @@ class RankCorrelation:
     def __str__(self) -> str:
         return (
             f"evidence and test log-likelihood of {self.number} candidates: Spearman "
-            f"{self.spearman:.2f} (p = {self.spearman_p:.2g}), Kendall {self.kendall:.2f} "
+            f"{self.spearman:.2f}, Kendall {self.kendall:.2f} "
             f"(p = {self.kendall_p:.2g})"
         )
 
@@ -187,7 +186,6 @@ class Comparison:
         tau = kendalltau(*zip(*pairs, strict=True))
         return RankCorrelation(
             float(rho.statistic),
-            float(rho.pvalue),
             float(tau.statistic),
             float(tau.pvalue),
             len(pairs),
@@ -290,8 +288,8 @@ class Comparison:
         failed = [c.name for c in self.candidates if c.best_run is None]
         if failed:
             ax.text(
-                0.02,
-                0.02,
+                0.0,
+                -0.2,
                 "× failed: " + ", ".join(failed),
                 transform=ax.transAxes,
                 color=_GREY,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -114,12 +115,11 @@ def compare_by_evidence(
     made = []
     for name, given in candidates.items():
         if isinstance(given, Trained):
-            runs = [_run(lambda given=given: given, None, X_test, y_test)]
+            runs = [_run(given, None, X_test, y_test)]
         else:
-            chosen = seeds[:1] if isinstance(given, nn.Module) else seeds
             runs = [
-                _run(lambda given=given, seed=seed: train(given, seed), seed, X_test, y_test)
-                for seed in chosen
+                _run(partial(train, given, seed), seed, X_test, y_test)
+                for seed in (seeds[:1] if isinstance(given, nn.Module) else seeds)
             ]
         made.append(Candidate(name, tuple(runs)))
     _check_comparable(made)
@@ -159,11 +159,11 @@ def _network(given: nn.Module | Callable[..., nn.Module], seed: int) -> nn.Modul
     return made
 
 
-def _run(make: Callable[[], Trained], seed: int | None, X_test: Any, y_test: Any) -> Run:
+def _run(given: Trained | Callable[[], Trained], seed: int | None, X_test: Any, y_test: Any) -> Run:
     """Train and score; what goes wrong is kept, for it says something about the candidate."""
     start = time.perf_counter()
     try:
-        trained = make()
+        trained = given if isinstance(given, Trained) else given()
         seconds = time.perf_counter() - start if seed is not None else float("nan")
         gp = trained.gp if isinstance(trained, EvidenceTraining) else trained
         parts = gp.evidence()
