@@ -2,163 +2,177 @@
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from operator import itemgetter
+import os
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lingp.inference import Mean
-from lingp.likelihoods import Likelihood, as_likelihood
-from lingp.linearization import LinearizedNetwork, ParameterSelection
-from lingp.linearization.inputs import Inputs, map_inputs, num_rows
-from lingp.models import LinearizedGP
+from lingp.inference.progress import track
+from lingp.likelihoods import Likelihood
+from lingp.linearization import ParameterSelection
 from lingp.models.choice import Inference
-from lingp.models.intake import as_inputs, as_tensor
-from lingp.priors import Prior, as_prior
-from lingp.training.hyperparameter_step import EvidenceStep, hyperparameter_step
+from lingp.models.fitting import Missing
+from lingp.models.tuning import SearchMethod
+from lingp.priors import Prior
 from lingp.training.input_learner import InputLearner
-from lingp.training.map_loss import penalty
+from lingp.training.optimization import MakeOptimizer
+from lingp.training.outcome import EvidenceTraining
+from lingp.training.plan import Plan, Rates, Selection
+from lingp.training.trainer import EvidenceTrainer
 
-STEPS, UPDATES = 2400, 8
-FULL_BATCH = 2048  # rows up to which every step takes all of them
-
-
-@dataclass(frozen=True)
-class EvidenceTraining:
-    """A network trained with the evidence.
-
-    Attributes
-    ----------
-    net
-        The trained copy of the network, in evaluation mode.
-    prior, likelihood
-        With the hyperparameters found.
-    gp
-        `LinearizedGP` of the network, conditioned on the training data.
-    history
-        The hyperparameter steps, in order.
-    """
-
-    net: nn.Module
-    prior: Prior
-    likelihood: Likelihood
-    gp: LinearizedGP
-    history: list[EvidenceStep] = field(default_factory=list)
+__all__ = ["EvidenceTraining", "train_with_evidence"]
 
 
 def train_with_evidence(
     net: nn.Module,
     X: Any,
-    y: Any,
+    y: Any = None,
     *,
     likelihood: Likelihood | str = "gaussian",
     prior: Prior | float | None = None,
     parameters: ParameterSelection = "all",
-    steps: int = STEPS,
-    updates: int = UPDATES,
+    sample_weight: Any = None,
+    missing: Missing = "error",
+    steps: int | None = None,
+    epochs: int | None = None,
+    burn_in: int | None = None,
+    updates: int | None = None,
+    every: int | None = None,
     batch_size: int | None = None,
-    learning_rate: tuple[float, float] = (1e-2, 1e-5),
+    optimizer: MakeOptimizer | None = None,
+    learning_rate: Rates | None = None,
     inference: Inference = "auto",
     mean: Mean = "network",
+    method: SearchMethod = "auto",
+    memory_budget: int | None = None,
+    select: Selection = "last",
+    patience: int | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int | None = None,
+    resume: bool = True,
     generator: torch.Generator | None = None,
     input_learner: InputLearner | None = None,
     progress: bool = True,
 ) -> EvidenceTraining:
     """Train a copy of the network by maximum a posteriori and its prior by the evidence.
 
+    Nothing that is given is changed: network, likelihood and prior are copied, torch's global
+    random numbers are not used.
+
     Parameters
     ----------
     net
-        The network to start from; it stays as it is.
-    X, y
-        Inputs and targets.
-    likelihood, prior, parameters, inference, mean
-        As in `LinearizedGP`. Likelihood and prior are copied.
-    steps
-        Of Adam.
-    updates
-        Hyperparameter steps, evenly spaced, the last one after the last step of Adam.
+        The network to start from.
+    X, y, sample_weight, missing
+        Training data, as `LinearizedGP.fit` takes them: arrays, a Dataset, a DataLoader or any
+        iterable of batches. A loader is iterated anew every epoch.
+    likelihood, prior, parameters, inference, mean, memory_budget
+        As in `LinearizedGP`. Weights that the prior isn't over are trained without penalty.
+    steps, epochs
+        How long: steps of the optimizer, 2400 by default, or times through the data.
+    burn_in
+        Steps before the first hyperparameter step; by default as many as between two of them.
+    updates, every
+        How many hyperparameter steps there are, evenly spaced (8 by default; 0: hyperparameters
+        stay), or how many steps of the optimizer lie between them. The last one comes at the end.
     batch_size
         Rows of a step; by default all, or 256 where there are more than 2048.
+    optimizer
+        A function from parameters to a `torch.optim.Optimizer`; Adam by default.
     learning_rate
-        Of the first and the last step, a cosine between them.
+        Of the first and the last step, with a cosine between them; one number; or a function from
+        the optimizer to a `torch.optim.lr_scheduler`. By default from 1e-2 to 1e-5, or what a given
+        optimizer has.
+    method
+        Of hyperparameter steps, as in `LinearizedGP.optimize_hyperparameters`.
+    select
+        Which state is kept: the "last", or that of the largest "evidence", of those after a
+        hyperparameter step.
+    patience
+        Stop after so many hyperparameter steps in succession without a larger evidence.
+    checkpoint
+        A file that is written after each hyperparameter step, and every `checkpoint_every` steps.
+        Training that was killed and is called again with the same arguments goes on from there, to
+        the same bits. `torch.load(weights_only=True)` reads it.
+    resume
+        Whether a checkpoint that is there is gone on from; else it is overwritten.
     generator
-        Draws the batches.
+        Draws the batches, and the seed of dropout; a fixed seed by default.
     input_learner
         Moves parameters of the inputs, of an `Augmented` network, while it is trained.
     progress
         Whether a progress bar is shown.
+
+    Returns
+    -------
+    EvidenceTraining
+        Network, prior, likelihood, the `LinearizedGP` of them, and the history.
+
+    Raises
+    ------
+    TrainingFailedError
+        If training went wrong before there was a good state. When it goes wrong later, a
+        `TrainingStoppedWarning` says why, and the last good state is returned.
+    CheckpointError
+        If the checkpoint is of another training.
+
+    References
+    ----------
+    Immer, Bauer, Fortuin, Rätsch and Khan, 2021, "Scalable marginal likelihood estimation for model
+    selection in deep learning", algorithm 1.
     """
-    network, likelihood = copy.deepcopy(net), copy.deepcopy(as_likelihood(likelihood))
-    prior = copy.deepcopy(as_prior(prior))
-    prior.bind_to(LinearizedNetwork(network, parameters))
-    inputs, targets = as_inputs(X), as_tensor(y, "y")
-    weights = [p for p in network.parameters() if p.requires_grad]
-    dtype, device = weights[0].dtype, weights[0].device
-    inputs = map_inputs(lambda t: t.to(device, dtype if t.is_floating_point() else None), inputs)
-    with torch.no_grad():
-        shape = tuple(network(map_inputs(lambda t: t[:1], inputs)).shape[1:]) or (1,)
-    checked = likelihood.check_targets(targets, shape, dtype).to(device)
-    draw = _batches(inputs, checked, batch_size, generator)
-    optimizer = torch.optim.Adam(weights, lr=learning_rate[0])
-    history: list[EvidenceStep] = []
+    trainer = EvidenceTrainer(
+        net,
+        X,
+        y,
+        likelihood=likelihood,
+        prior=prior,
+        parameters=parameters,
+        plan=Plan(steps, epochs, burn_in, updates, every, learning_rate, select, patience),
+        sample_weight=sample_weight,
+        missing=missing,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        inference=inference,
+        mean=mean,
+        method=method,
+        memory_budget=memory_budget,
+        generator=generator,
+        every_step=None if input_learner is None else _Inputs(input_learner, X, y, parameters),
+    )
+    if checkpoint is not None:
+        trainer.model.fix_memory_budget()
+        if resume and os.path.exists(checkpoint):
+            trainer.load(checkpoint)
+    left = range(trainer.steps_taken, trainer.num_steps)
+    for _ in track(left, "training", total=len(left), show=progress):
+        if trainer.finished:
+            break
+        trainer.step()
+        due = checkpoint_every is not None and trainer.steps_taken % checkpoint_every == 0
+        if checkpoint is not None and (due or trainer.moves or trainer.finished):
+            trainer.save(checkpoint)
+    return trainer.result(progress=progress)
 
-    def update() -> None:
-        network.eval()
-        found = hyperparameter_step(
-            network,
-            X,
-            y,
-            likelihood=likelihood,
-            prior=prior,
-            parameters=parameters,
-            inference=inference,
-            mean=mean,
-        )
-        history.append(found)
 
-    first, last = learning_rate
-    every = max(1, steps // updates)
-    for step in range(steps):
-        network.train()
-        for group in optimizer.param_groups:
-            group["lr"] = last + 0.5 * (first - last) * (1 + math.cos(math.pi * step / steps))
-        x_batch, y_batch = next(draw)
-        f = network(x_batch).reshape(len(y_batch), -1)
-        optimizer.zero_grad()
-        share = len(checked) / len(y_batch)
-        loss = penalty(network, prior) - share * likelihood.log_prob(y_batch, f).sum()
-        # per datum: Adam does not mind, and its epsilon means the same for any N
-        (loss / len(checked)).backward()
-        optimizer.step()
-        if input_learner is not None and input_learner.due(step):
-            input_learner.step(
-                network, X, y, likelihood=likelihood, prior=prior, parameters=parameters
+class _Inputs:
+    """Steps of an input learner in the middle of training, where they are due."""
+
+    def __init__(
+        self, learner: InputLearner, X: Any, y: Any, parameters: ParameterSelection
+    ) -> None:
+        self.learner, self.data, self.parameters = learner, (X, y), parameters
+
+    def __call__(self, net: nn.Module, likelihood: Likelihood, prior: Prior, step: int) -> None:
+        if self.learner.due(step):
+            self.learner.step(
+                net, *self.data, likelihood=likelihood, prior=prior, parameters=self.parameters
             )
-        if (step + 1) % every == 0 and step + 1 <= steps - every:
-            update()
-    update()
-    gp = LinearizedGP(
-        network, likelihood, prior=prior, parameters=parameters, inference=inference, mean=mean
-    ).fit(X, y, progress=False)
-    return EvidenceTraining(network.eval(), prior, likelihood, gp, history)
 
+    def state_dict(self) -> dict[str, Any]:
+        return self.learner.state_dict()
 
-def _batches(
-    inputs: Inputs, targets: Tensor, size: int | None, generator: torch.Generator | None
-) -> Iterator[tuple[Inputs, Tensor]]:
-    """Batches without end."""
-    number = num_rows(inputs)
-    size = size or (number if number <= FULL_BATCH else 256)
-    generator = generator or torch.Generator().manual_seed(0)
-    while True:
-        if size >= number:
-            yield inputs, targets
-            continue
-        for rows in torch.randperm(number, generator=generator).split(size):
-            yield map_inputs(itemgetter(rows), inputs), targets[rows]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.learner.load_state_dict(state)

@@ -12,46 +12,27 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from lingp.inference import ConvergenceWarning, Mean
+from lingp.inference.factorize import RoundingWarning
 from lingp.likelihoods import Likelihood
 from lingp.linearization import ParameterSelection
 from lingp.models import LinearizedGP
 from lingp.models.choice import Inference
+from lingp.models.fitting import Missing
+from lingp.models.tuning import SearchMethod
 from lingp.priors import Prior
 from lingp.training.effective import effective_parameters
+from lingp.training.history import EvidenceStep
 
-_TOLERANCE = 1e-3  # nats per observed value: the weights move on anyway
-
-
-@dataclass(frozen=True)
-class EvidenceStep:
-    """What a hyperparameter step found.
-
-    Attributes
-    ----------
-    evidence_before, evidence
-        Log marginal likelihood at the weights as they were, before and after the step.
-    log_likelihood
-        Σ_n log p(y_n | f_n) after it.
-    effective_parameters
-        γ = tr (I + Φ Φᵀ)⁻¹ Φ Φᵀ, the number of directions that the data determine.
-    hyperparameters
-        Value of each hyperparameter of prior and likelihood, as nested lists.
-    seconds
-        That it took.
-    """
-
-    evidence_before: float
-    evidence: float
-    log_likelihood: float
-    effective_parameters: float
-    hyperparameters: dict[str, Any]
-    seconds: float
+TOLERANCE = 1e-3  # nats per observed value: the weights move on anyway
+EVALUATIONS = 50
+PRECISIONS = (1e-8, 1e8)  # past it, weights are as good as free, or as good as zero
 
 
 def hyperparameter_step(
@@ -65,56 +46,157 @@ def hyperparameter_step(
     inference: Inference = "auto",
     mean: Mean = "network",
     sample_weight: Any = None,
+    missing: Missing = "error",
     memory_budget: int | None = None,
-    max_evaluations: int = 50,
+    method: SearchMethod = "auto",
+    tolerance: float = TOLERANCE,
+    max_evaluations: int = EVALUATIONS,
 ) -> EvidenceStep:
     """Move prior and likelihood, in place, to the evidence's maximum for the network as it is.
 
     To be called every some epochs of a training loop of your own, whose loss then has the
-    penalty ½ |Σ0^{-1/2} (θ - μ0)|² of the prior, see `map_loss`.
+    penalty ½ |Σ0^{-1/2} (θ - μ0)|² of the prior, see `penalty`.
 
     Parameters
     ----------
     net
         The network, which is copied and stays as it is.
-    X, y, sample_weight
+    X, y, sample_weight, missing
         All training data, as `LinearizedGP.fit` takes them.
     likelihood, prior
         The objects whose hyperparameters are moved. GPyTorch priors registered on them count; those
-        with `requires_grad` off stay.
+        with `requires_grad` off stay. Precisions stay between 1e-8 and 1e8.
     parameters, inference, mean, memory_budget
-        As in `LinearizedGP`.
-    max_evaluations
-        Of the evidence.
+        As in `LinearizedGP`. Where the evidence of a refitted mean misleads (class labels, free
+        variances: the features have seen the targets), that of the network's mean is taken.
+    method, tolerance, max_evaluations
+        As in `LinearizedGP.optimize_hyperparameters`.
+
+    Returns
+    -------
+    EvidenceStep
+        Evidence before and after, γ and the hyperparameters.
+
+    Raises
+    ------
+    OutOfRangeError
+        If the evidence isn't finite at the hyperparameters as they are, which stay then.
     """
     start = time.perf_counter()
-    gp = LinearizedGP(
+    gp = conditioned(
         net,
-        likelihood,
+        X,
+        y,
+        likelihood=likelihood,
         prior=prior,
         parameters=parameters,
         inference=inference,
         mean=mean,
-        sites="mean",
+        sample_weight=sample_weight,
+        missing=missing,
         memory_budget=memory_budget,
-    ).fit(X, y, sample_weight=sample_weight, progress=False)
+    )
+    found = move(gp, method=method, tolerance=tolerance, max_evaluations=max_evaluations)
+    return replace(found, seconds=time.perf_counter() - start)
+
+
+def conditioned(
+    net: nn.Module,
+    X: Any,
+    y: Any,
+    *,
+    likelihood: Likelihood,
+    prior: Prior,
+    mean: Mean = "network",
+    sample_weight: Any = None,
+    missing: Missing = "error",
+    **options: Any,
+) -> LinearizedGP:
+    """The network as it is, conditioned on the data, with the mean whose evidence can be trusted.
+
+    `options` are those of `LinearizedGP`.
+    """
+    trusted = mean if likelihood.limits_fit else "network"
+    return LinearizedGP(net, likelihood, prior=prior, mean=trusted, sites="mean", **options).fit(
+        X, y, sample_weight=sample_weight, missing=missing, progress=False
+    )
+
+
+def move(
+    gp: LinearizedGP,
+    *,
+    method: SearchMethod = "auto",
+    tolerance: float = TOLERANCE,
+    max_evaluations: int = EVALUATIONS,
+) -> EvidenceStep:
+    """Move the hyperparameters of a conditioned network; where none is free, only look.
+
+    Raises
+    ------
+    OutOfRangeError
+        If the evidence isn't finite; the hyperparameters stay then.
+    """
+    modules = (gp.prior, gp.likelihood)
+    free = [p for module in modules for p in module.parameters() if p.requires_grad]
+    if not free:
+        return look(gp)
+    start = time.perf_counter()
+    before = [p.detach().clone() for p in free]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the next step goes on from here
-        found = gp.optimize_hyperparameters(
-            objective="evidence",
-            num_restarts=0,
-            tolerance=_TOLERANCE,
-            max_evaluations=max_evaluations,
-        )
-    parts = gp.evidence()
-    return EvidenceStep(
-        evidence_before=found.initial_value,
-        evidence=parts.value,
-        log_likelihood=parts.log_likelihood,
-        effective_parameters=effective_parameters(gp),
-        hyperparameters=values_of(prior, likelihood),
+        warnings.simplefilter("ignore", RoundingWarning)  # said by whoever predicts
+        initial = gp.evidence().value
+        try:
+            gp.optimize_hyperparameters(
+                objective="evidence",
+                method=method,
+                num_restarts=0,
+                tolerance=tolerance,
+                max_evaluations=max_evaluations,
+            )
+            at_bounds = hold_in_range(gp.prior)
+            found = look(gp)
+        except BaseException:
+            with torch.no_grad():
+                for p, value in zip(free, before, strict=True):
+                    p.copy_(value)
+            raise
+    return replace(
+        found,
+        evidence_before=initial,
+        at_bounds=at_bounds,
         seconds=time.perf_counter() - start,
     )
+
+
+def look(gp: LinearizedGP) -> EvidenceStep:
+    """The evidence as it is, without a step."""
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RoundingWarning)
+        parts, gamma = gp.evidence(), effective_parameters(gp)
+    return EvidenceStep(
+        evidence_before=parts.value,
+        evidence=parts.value,
+        log_likelihood=parts.log_likelihood,
+        effective_parameters=gamma,
+        hyperparameters=values_of(gp.prior, gp.likelihood),
+        seconds=time.perf_counter() - start,
+    )
+
+
+@torch.no_grad()
+def hold_in_range(prior: Prior) -> int:
+    """Take free precisions that have run off back to the ends of `PRECISIONS`; counts them."""
+    raw = getattr(prior, "raw_precision", None)
+    if raw is None or not raw.requires_grad:
+        return 0
+    values = prior.precision
+    outside = (values <= PRECISIONS[0]) | (values >= PRECISIONS[1])
+    if bool(outside.any()):
+        ends: Tensor = prior.raw_precision_constraint.inverse_transform(values.clamp(*PRECISIONS))
+        raw.copy_(torch.where(outside, ends, raw))
+    return int(outside.sum())
 
 
 def values_of(prior: Prior, likelihood: Likelihood) -> dict[str, Any]:

@@ -129,28 +129,28 @@ class InputLearner:
         self.history.append(InputStep(found.evidence, values))
         return self.history[-1]
 
+    def state_dict(self) -> dict[str, Any]:
+        """What goes on from here to the same result: tensors, numbers, dicts and lists."""
+        assert self.generator is not None
+        return {
+            "moments": {name: list(pair) for name, pair in self._moments.items()},
+            "generator": self.generator.get_state(),
+            "history": [dict(vars(step)) for step in self.history],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        assert self.generator is not None
+        self._moments = {name: (a, b) for name, (a, b) in state["moments"].items()}
+        self.generator.set_state(state["generator"])
+        self.history[:] = [InputStep(**step) for step in state["history"]]
+
     def _direction(self, name: str, gradient: Tensor, count: int) -> Tensor:
         """Adam's."""
         zeros = torch.zeros_like(gradient)
-        first, second = self._moments.get(name, (zeros, zeros))
+        first, second = (m.to(gradient) for m in self._moments.get(name, (zeros, zeros)))
         a, b = _MOMENTS
         first = a * first + (1 - a) * gradient
         second = b * second + (1 - b) * gradient.square()
         self._moments[name] = (first, second)
         return (first / (1 - a**count)) / ((second / (1 - b**count)).sqrt() + _EPSILON)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What goes on from here to the same result: moments, history, place of the generator."""
-        assert self.generator is not None
-        return {
-            "moments": dict(self._moments),
-            "history": list(self.history),
-            "generator": self.generator.get_state(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where `state_dict` was taken."""
-        assert self.generator is not None
-        self._moments = dict(state["moments"])
-        self.history = list(state["history"])
-        self.generator.set_state(state["generator"])

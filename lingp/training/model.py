@@ -1,0 +1,167 @@
+"""A network in training with its likelihood and prior: copies of what the user gave."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lingp.inference import Blocks, Mean
+from lingp.likelihoods import Likelihood, as_likelihood
+from lingp.linearization import LinearizedNetwork, ParameterSelection
+from lingp.linearization.inputs import call_network
+from lingp.linearization.selection import unwrapped
+from lingp.models import LinearizedGP
+from lingp.models.choice import Inference, check_inference, memory_for
+from lingp.models.fitting import Missing
+from lingp.priors import Prior, as_prior
+from lingp.training.hyperparameter_step import conditioned
+from lingp.training.map_loss import Penalty
+from lingp.training.rows import Batch
+from lingp.training.state import State
+
+
+class ModelInTraining:
+    """Network, likelihood and prior as they are now, and the data they are trained on.
+
+    Parameters
+    ----------
+    net, likelihood, prior
+        Are copied.
+    X, y, sample_weight, missing
+        As `LinearizedGP.fit` takes them.
+    parameters, inference, mean, memory_budget
+        As in `LinearizedGP`.
+
+    Attributes
+    ----------
+    network, likelihood, prior
+        As they are now.
+    untrained
+        The network as it was.
+    weights
+        The parameters that are trained.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        X: Any,
+        y: Any,
+        *,
+        likelihood: Likelihood | str,
+        prior: Prior | float | None,
+        parameters: ParameterSelection,
+        sample_weight: Any,
+        missing: Missing,
+        inference: Inference,
+        mean: Mean,
+        memory_budget: int | None,
+    ) -> None:
+        if not isinstance(net, nn.Module):
+            raise TypeError(f"net: got {type(net).__name__}; expected a torch.nn.Module")
+        check_inference(inference)
+        if mean not in ("network", "refit"):
+            raise ValueError(f'mean: expected "network" or "refit", got {mean!r}')
+        self.network = _copy(net)
+        self.weights = [p for p in self.network.parameters() if p.requires_grad]
+        if not self.weights:
+            raise ValueError("net: none of its parameters requires grad; there is nothing to train")
+        self.likelihood = copy.deepcopy(as_likelihood(likelihood))
+        self.untrained = LinearizedNetwork(self.network, parameters)
+        self.prior = copy.deepcopy(as_prior(prior)).bind_to(self.untrained)
+        self.data = X, y
+        self.inference, self.memory_budget = inference, memory_budget
+        self._fit: dict[str, Any] = {"sample_weight": sample_weight, "missing": missing}
+        self._options: dict[str, Any] = {
+            "parameters": self.untrained.parameter_names,
+            "mean": mean,
+        }
+        # modules that were in evaluation mode in a network that wasn't stay there
+        self._training = {m for m in self.network.modules() if m.training or not net.training}
+        self._penalty = Penalty(self.network, self.prior)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network lies."""
+        return self.weights[0].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the network's inputs."""
+        return self.weights[0].dtype
+
+    def loss(self, batch: Batch, num_rows: int) -> Tensor:
+        """The loss of maximum a posteriori training per row of the data, 0-d, with a graph.
+
+        Per row: Adam does not mind, and its epsilon means the same for any N.
+        """
+        for module in self.network.modules():
+            module.training = module in self._training
+        f = call_network(self.network, batch.inputs).reshape(len(batch), -1)
+        each = self.likelihood.log_prob(batch.targets, f)
+        if batch.weights is not None:
+            each = each * batch.weights
+        return self._penalty() / num_rows - each.sum() / len(batch)
+
+    def conditioned(self) -> LinearizedGP:
+        """As it is now, conditioned on the data, to learn hyperparameters from."""
+        self.network.eval()
+        X, y = self.data
+        return conditioned(
+            self.network,
+            X,
+            y,
+            likelihood=self.likelihood,
+            prior=self.prior,
+            inference=self.inference,
+            memory_budget=self.memory_budget,
+            **self._options,
+            **self._fit,
+        )
+
+    def predictor(self, *, progress: bool) -> LinearizedGP:
+        """It as it is now, copied and conditioned on the data, to predict with."""
+        # blocks of rows have no posterior to predict with
+        inference: Inference = "auto" if isinstance(self.inference, Blocks) else self.inference
+        gp = LinearizedGP(
+            self.network,
+            copy.deepcopy(self.likelihood),
+            prior=copy.deepcopy(self.prior),
+            inference=inference,
+            memory_budget=self.memory_budget,
+            **self._options,
+        )
+        return gp.fit(*self.data, progress=progress, **self._fit)
+
+    def state(self, step: int) -> State:
+        """A copy of all values."""
+        return State.of(step, self.network, self.prior, self.likelihood)
+
+    def restore(self, state: State) -> None:
+        """Put all values back."""
+        state.restore(self.network, self.prior, self.likelihood)
+        self.hyperparameters_moved()
+
+    def hyperparameters_moved(self) -> None:
+        """To be called when the prior has changed."""
+        self._penalty = Penalty(self.network, self.prior)
+
+    def fix_memory_budget(self) -> None:
+        """Hold to the memory that is free now: the method, and so the bits, may depend on it."""
+        if self.memory_budget is None:
+            self.memory_budget = int(memory_for(None, self.device))
+
+
+def _copy(net: nn.Module) -> nn.Module:
+    """A copy that can be trained, out of wrappers for compilation and parallel work."""
+    net = unwrapped(net)
+    memo: dict[int, Any] = {}
+    for module in net.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                # deepcopy refuses tensors with a graph, which weight_norm leaves behind
+                memo[id(value)] = value.detach().clone()
+    return copy.deepcopy(net, memo)

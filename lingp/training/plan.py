@@ -1,0 +1,109 @@
+"""When training does what: steps, hyperparameter steps among them, learning rates, the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+STEPS, UPDATES = 2400, 8
+RATES = (1e-2, 1e-5)
+
+Rates = float | tuple[float, float] | Callable[[Optimizer], LRScheduler]
+Selection = Literal["last", "evidence"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps of the weights and, among them, steps of the hyperparameters.
+
+    Attributes
+    ----------
+    steps, epochs
+        How long: steps of the optimizer (2400 by default), or times through the data.
+    burn_in
+        Steps before the first hyperparameter step; by default as many as between two of them.
+    updates, every
+        How many hyperparameter steps there are, evenly spaced (8 by default; 0: the hyperparameters
+        stay), or how many steps of the optimizer lie between them. The last one comes at the end.
+    learning_rate
+        Of the first and the last step, with a cosine between them; one number for all; or a
+        function that makes a `torch.optim.lr_scheduler` for the optimizer. By default from 1e-2 to
+        1e-5, or what a given optimizer has.
+    select
+        Which state is kept: the "last", or that of the largest "evidence" of those after a
+        hyperparameter step.
+    patience
+        Stop after so many hyperparameter steps in succession without a larger evidence.
+
+    Raises
+    ------
+    ValueError
+        For numbers out of range and options that don't go together.
+    """
+
+    steps: int | None = None
+    epochs: int | None = None
+    burn_in: int | None = None
+    updates: int | None = None
+    every: int | None = None
+    learning_rate: Rates | None = None
+    select: Selection = "last"
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        least = {"steps": 1, "epochs": 1, "burn_in": 1, "updates": 0, "every": 1, "patience": 1}
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or int(value) != value):
+                raise ValueError(f"{name}: expected a whole number, got {value!r}")
+            if value is not None and value < lowest:
+                raise ValueError(f"{name}: expected at least {lowest}, got {value}")
+        for one, other in (("steps", "epochs"), ("updates", "every")):
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise ValueError(f"{one} and {other}: give one of them, not both")
+        if self.select not in ("last", "evidence"):
+            raise ValueError(f'select: expected "last" or "evidence", got {self.select!r}')
+        if self.updates == 0 and (self.burn_in or self.patience or self.select == "evidence"):
+            raise ValueError(
+                "updates: 0, so there are no evidences for burn_in, patience and select to go by"
+            )
+        self._check_rates()
+
+    def num_steps(self, batches_per_epoch: int) -> int:
+        """Of the optimizer."""
+        if self.epochs is not None:
+            return self.epochs * batches_per_epoch
+        return self.steps or STEPS
+
+    def hyperparameter_steps(self, num_steps: int) -> frozenset[int]:
+        """After which steps of the optimizer, counted from 1, the hyperparameters move."""
+        if self.burn_in is not None and self.burn_in > num_steps:
+            raise ValueError(
+                f"burn_in: {self.burn_in}, but training has only {num_steps} steps; give less"
+            )
+        if self.every is not None:
+            first = self.burn_in or self.every
+            return frozenset({*range(first, num_steps, self.every), num_steps})
+        updates = UPDATES if self.updates is None else self.updates
+        if updates <= 1:
+            return frozenset({num_steps} if updates else ())
+        first = self.burn_in or max(1, num_steps // updates)
+        between = (num_steps - first) / (updates - 1)
+        return frozenset(round(first + i * between) for i in range(updates))
+
+    def _check_rates(self) -> None:
+        rates = self.learning_rate
+        if rates is None or callable(rates):
+            return
+        given = rates if isinstance(rates, tuple) else (rates,)
+        numbers = all(isinstance(r, (int, float)) and math.isfinite(r) and r >= 0 for r in given)
+        if not numbers or len(given) > 2:
+            raise ValueError(
+                "learning_rate: expected a number, (first, last), or a function that makes a "
+                f"torch.optim.lr_scheduler for the optimizer, got {rates!r}"
+            )

@@ -1,0 +1,368 @@
+"""Maximum a posteriori training of a network, with steps of its hyperparameters in between."""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lingp.inference import Mean
+from lingp.inference.factorize import OutOfRangeError
+from lingp.likelihoods import Likelihood
+from lingp.linearization import ParameterSelection
+from lingp.models import LinearizedGP
+from lingp.models.choice import Inference
+from lingp.models.fitting import Missing
+from lingp.models.tuning import SearchMethod
+from lingp.priors import Prior
+from lingp.training import faults
+from lingp.training.checkpoint import PathLike, read_checkpoint, write_checkpoint
+from lingp.training.fingerprint import describe, describe_module, describe_network
+from lingp.training.history import EvidenceStep, History
+from lingp.training.hyperparameter_step import look, move
+from lingp.training.model import ModelInTraining
+from lingp.training.optimization import MakeOptimizer, Optimization
+from lingp.training.outcome import EvidenceTraining
+from lingp.training.plan import Plan
+from lingp.training.randomness import PrivateRandomness
+from lingp.training.rows import training_rows
+from lingp.training.state import KeptStates, State, set_tensors, tensors_of
+
+EveryStep = Callable[[nn.Module, Likelihood, Prior, int], object]
+
+_LOOK_EVERY = 16  # steps of a GPU between two looks at the loss, each of which waits for it
+_STRIKES = 2  # hyperparameter steps at which a network may be behind the untrained one
+
+
+class EvidenceTrainer:
+    """Trains a copy of a network, and its prior, by the evidence, a step at a time.
+
+    Parameters
+    ----------
+    net
+        The network to start from; it stays as it is.
+    X, y, sample_weight, missing
+        Training data, as `LinearizedGP.fit` takes them. A loader is iterated anew every epoch.
+    likelihood, prior, parameters, inference, mean, memory_budget
+        As in `LinearizedGP`. Likelihood and prior are copied. Weights that the prior isn't over are
+        trained without penalty.
+    plan
+        How long, and when hyperparameters move.
+    batch_size
+        Rows of a step, of arrays; by default all, or 256 where there are more than 2048.
+    optimizer
+        Makes an optimizer for the weights; Adam by default.
+    method
+        Of hyperparameter steps, as in `LinearizedGP.optimize_hyperparameters`.
+    generator
+        Draws batches, and the seed of dropout; a fixed seed by default.
+    every_step
+        Called after each step of the optimizer with the network, likelihood, prior and the step's
+        number, from 0. If it has `state_dict` and `load_state_dict`, they go into checkpoints.
+
+    Attributes
+    ----------
+    history
+        The hyperparameter steps so far.
+    num_steps, steps_taken
+        Steps of the optimizer: all there will be, and those so far.
+    stopped
+        Why training ended before its time; None if it didn't.
+
+    Examples
+    --------
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    >>> X = torch.linspace(-1, 1, 20).unsqueeze(1)
+    >>> trainer = EvidenceTrainer(net, X, X.sin(), plan=Plan(steps=20, updates=2))
+    >>> while not trainer.finished:
+    ...     trainer.step()
+    >>> trainer.result().gp.predict(X).mean.shape
+    torch.Size([20, 1])
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        X: Any,
+        y: Any = None,
+        *,
+        likelihood: Likelihood | str = "gaussian",
+        prior: Prior | float | None = None,
+        parameters: ParameterSelection = "all",
+        plan: Plan | None = None,
+        sample_weight: Any = None,
+        missing: Missing = "error",
+        batch_size: int | None = None,
+        optimizer: MakeOptimizer | None = None,
+        inference: Inference = "auto",
+        mean: Mean = "network",
+        method: SearchMethod = "auto",
+        memory_budget: int | None = None,
+        generator: torch.Generator | None = None,
+        every_step: EveryStep | None = None,
+    ) -> None:
+        self.plan = plan or Plan()
+        self.method: SearchMethod = method
+        self.every_step = every_step
+        self.model = model = ModelInTraining(
+            net,
+            X,
+            y,
+            likelihood=likelihood,
+            prior=prior,
+            parameters=parameters,
+            sample_weight=sample_weight,
+            missing=missing,
+            inference=inference,
+            mean=mean,
+            memory_budget=memory_budget,
+        )
+        generator = generator or torch.Generator().manual_seed(0)
+        seed = torch.randint(2**62, (), generator=generator, device=generator.device)
+        self._randomness = PrivateRandomness(int(seed), model.device)
+        with self._randomness.entered():
+            self._rows = training_rows(
+                X,
+                y,
+                sample_weight,
+                missing=missing,
+                network=model.untrained,
+                dtype=model.dtype,
+                likelihood=model.likelihood,
+                batch_size=batch_size,
+                generator=generator,
+            )
+        self.num_steps = self.plan.num_steps(self._rows.batches_per_epoch)
+        self._moves = self.plan.hyperparameter_steps(self.num_steps)
+        self._optimization = Optimization(model.weights, optimizer, self.plan, self.num_steps)
+        self._described = {
+            "network": describe_network(model.network),
+            "likelihood": describe_module(model.likelihood),
+            "prior": describe_module(model.prior),
+            "parameters": describe(model.untrained.parameter_names),
+            "plan": describe(self.plan),
+            "optimizer": self._optimization.describe(),
+            "batch_size": describe(batch_size),
+            "inference": describe(inference),
+            "mean": mean,
+            "method": method,
+        }
+        self.history = History()
+        self.steps_taken = 0
+        self.stopped: str | None = None
+        self._loss = torch.zeros(())
+        self._kept = KeptStates(keep_best=self.plan.select == "evidence")
+        self._strikes = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is no step left."""
+        return self.stopped is not None or self.steps_taken >= self.num_steps
+
+    @property
+    def moves(self) -> bool:
+        """Whether the hyperparameters move after the step that was just taken."""
+        return self.steps_taken in self._moves
+
+    def step(self) -> None:
+        """One step of the optimizer, and of the hyperparameters where the plan has one.
+
+        Raises
+        ------
+        TrainingFailedError
+            If training goes wrong before there was a good state. Later, it is stopped with a
+            `TrainingStoppedWarning`, and goes back to the last good state.
+        """
+        if self.finished:
+            raise RuntimeError("training is finished; call result()")
+        with self._randomness.entered(), torch.inference_mode(False), torch.enable_grad():
+            batch = self._rows.next()
+            self._loss = self._optimization.step(
+                self.steps_taken, lambda: self.model.loss(batch, self._rows.num_rows)
+            )
+        if self.every_step is not None:
+            model = self.model
+            self.every_step(model.network, model.likelihood, model.prior, self.steps_taken)
+        self.steps_taken += 1
+        last = self.steps_taken == self.num_steps
+        cheap = self._loss.device.type == "cpu" or self.steps_taken % _LOOK_EVERY == 0
+        if cheap or self.moves or last:
+            fault = faults.loss_fault(float(self._loss), self._optimization.rate)
+            if fault is not None:
+                self._stop(fault)
+                return
+        if self.moves or last:
+            self.hyperparameter_step(move_them=self.moves)
+
+    def hyperparameter_step(self, *, move_them: bool = True) -> EvidenceStep | None:
+        """Move the hyperparameters to the evidence's maximum, for the weights as they are.
+
+        Parameters
+        ----------
+        move_them
+            Whether to; else the network is only looked at.
+
+        Returns
+        -------
+        EvidenceStep
+            None if training has gone wrong.
+        """
+        start = time.perf_counter()
+        model = self.model
+        gp = self._conditioned()
+        if gp is None:
+            return None
+        before = model.state(self.steps_taken)
+        try:
+            found = move(gp, method=self.method) if move_them else look(gp)
+            fault = faults.hyperparameter_fault(gp._fitted(), found)
+        except (OutOfRangeError, torch.linalg.LinAlgError) as error:
+            fault = f"the evidence can't be computed: {error}"
+        if fault is not None:
+            # the hyperparameters went wrong, the weights may stay
+            self._kept.good = before
+            self._stop(fault)
+            return None
+        model.hyperparameters_moved()
+        found = replace(
+            found,
+            step=self.steps_taken,
+            loss=float(self._loss),
+            learning_rate=self._optimization.rate,
+            seconds=time.perf_counter() - start,
+        )
+        self._accept(found)
+        return found
+
+    def result(self, *, progress: bool = False) -> EvidenceTraining:
+        """What training gave: the state that the plan selects, conditioned on the data.
+
+        Parameters
+        ----------
+        progress
+            Whether long work shows a progress bar.
+        """
+        now, chosen = self.model.state(self.steps_taken), self._kept.best
+        if chosen is not None:
+            self.model.restore(chosen)
+        try:
+            with self._randomness.entered():
+                gp = self.model.predictor(progress=progress)
+            network = copy.deepcopy(self.model.network).eval()
+        finally:
+            self.model.restore(now)
+        step = (chosen or now).step
+        return EvidenceTraining(
+            network, gp.prior, gp.likelihood, gp, self.history, self.stopped, step
+        )
+
+    def save(self, path: PathLike) -> None:
+        """Write all that the rest of training depends on, in one piece."""
+        write_checkpoint(path, self.state_dict(), self._fingerprint())
+
+    def load(self, path: PathLike) -> None:
+        """Go on from what `save` wrote: training ends with the same bits.
+
+        Raises
+        ------
+        CheckpointError
+            If the file is of another network, other data or other options.
+        """
+        self.load_state_dict(read_checkpoint(path, self._fingerprint()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the rest of training depends on, as tensors, numbers, dicts and lists."""
+        model, hook = self.model, _stateful(self.every_step)
+        return {
+            "now": model.state(self.steps_taken).to_dict(),
+            "untrained": tensors_of(model.untrained.network),
+            "kept": self._kept.state_dict(),
+            "optimization": self._optimization.state_dict(),
+            "rows": self._rows.state_dict(),
+            "randomness": self._randomness.state_dict(),
+            "history": self.history.to_dicts(),
+            "strikes": self._strikes,
+            "stopped": self.stopped,
+            "memory_budget": model.memory_budget,
+            "inference": _generator_state(model.inference),
+            "every_step": None if hook is None else hook.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        model = self.model
+        now = State(**state["now"])
+        model.restore(now)
+        self.steps_taken = now.step
+        set_tensors(model.untrained.network, state["untrained"])
+        self._kept.load_state_dict(state["kept"])
+        self._optimization.load_state_dict(state["optimization"])
+        with self._randomness.entered():
+            self._rows.load_state_dict(state["rows"])
+        self._randomness.load_state_dict(state["randomness"])
+        self.history = History.from_dicts(state["history"])
+        self._strikes, self.stopped = state["strikes"], state["stopped"]
+        model.memory_budget = state["memory_budget"]
+        if state["inference"] is not None:
+            model.inference.generator.set_state(state["inference"])  # type: ignore[union-attr]
+        hook = _stateful(self.every_step)
+        if hook is not None:
+            hook.load_state_dict(state["every_step"])
+
+    def _fingerprint(self) -> dict[str, str]:
+        return {**self._described, "data": self._rows.fingerprint()}
+
+    def _conditioned(self) -> LinearizedGP | None:
+        """The network with the data, if it is any good; else the strike is counted."""
+        fault = faults.weights_fault(self.model.network)
+        if fault is not None:
+            self._stop(fault)
+            return None
+        try:
+            with self._randomness.entered():
+                gp = self.model.conditioned()
+        except OutOfRangeError as error:
+            self._stop(f"the network's Jacobian can't be computed: {error}")
+            return None
+        self._rows.interrupted()
+        fault = faults.behind_untrained(gp._fitted(), self.model.untrained)
+        if fault is None:
+            self._strikes = 0
+            return gp
+        self._strikes += 1
+        if self._strikes >= _STRIKES or self.steps_taken == self.num_steps:
+            self._stop(fault)
+        return None
+
+    def _accept(self, found: EvidenceStep) -> None:
+        self.history.append(found)
+        self._kept.accept(self.model.state(self.steps_taken), found.evidence)
+        patience = self.plan.patience
+        if patience is not None and self._kept.since_largest >= patience and not self.finished:
+            self.stopped = f"no larger evidence in {patience} hyperparameter steps"
+
+    def _stop(self, fault: str) -> None:
+        """Training has gone wrong: back to the last good state, if there was one."""
+        where = f"training stopped at step {self.steps_taken} of {self.num_steps}: {fault}"
+        self.stopped = where
+        good = self._kept.good
+        if good is None:
+            raise faults.TrainingFailedError(f"{where}. There was no good state before")
+        self.model.restore(good)
+        message = f"{where}. Kept is the state after step {good.step}"
+        warnings.warn(message, faults.TrainingStoppedWarning, stacklevel=3)
+
+
+def _generator_state(inference: Inference) -> Tensor | None:
+    generator = getattr(inference, "generator", None)
+    return generator.get_state() if isinstance(generator, torch.Generator) else None
+
+
+def _stateful(hook: Any) -> Any:
+    return hook if hasattr(hook, "state_dict") and hasattr(hook, "load_state_dict") else None
