@@ -159,7 +159,8 @@ class Prior(gpytorch.Module, ABC):
 
     @precision.setter
     def precision(self, value: float | Tensor) -> None:
-        value = torch.as_tensor(value).to(self.raw_precision).expand_as(self.raw_precision)
+        raw = self.raw_precision
+        value = torch.as_tensor(value, dtype=raw.dtype, device=raw.device).expand_as(raw)
         if not bool((torch.isfinite(value) & (value > 0)).all()):
             raise ValueError(f"precision: expected finite positive numbers, got {_shown(value)}")
         self.initialize(raw_precision=self.raw_precision_constraint.inverse_transform(value))

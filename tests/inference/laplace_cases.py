@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lingp.inference import FunctionSpace, LinearizedLaplace, TrainingSet, WeightSpace
 from lingp.likelihoods import Gaussian, Likelihood
 from lingp.linearization import LinearizedNetwork
-from lingp.priors import Isotropic, Layerwise, Prior
+from lingp.priors import Diagonal, Grouped, Isotropic, Layerwise, Prior, UnitWise
 
 SPACES = {"weight": WeightSpace, "function": FunctionSpace}
 
@@ -68,7 +68,14 @@ CASES = [
 def hyperparameters(kind: str, num_outputs: int) -> tuple[Prior, Likelihood]:
     """Priors and likelihoods by name: one or many precisions, one or many noises."""
     layerwise, per_output = kind.split("/")
-    prior: Prior = Isotropic(0.7, mean=0.1) if layerwise == "isotropic" else Layerwise(0.7)
+    priors: dict[str, Prior] = {
+        "isotropic": Isotropic(0.7, mean=0.1),
+        "layerwise": Layerwise(0.7),
+        "inputs": UnitWise(0.7, "inputs"),
+        "outputs": UnitWise(0.7, "outputs"),
+        "diagonal": Diagonal(0.7, mean=0.1),
+    }
+    prior = priors[layerwise]
     noise: float | Tensor = 0.2
     if per_output == "per-output":
         noise = torch.linspace(0.1, 0.4, num_outputs, dtype=torch.float64)
@@ -94,10 +101,10 @@ def make_laplace(
 ) -> LinearizedLaplace:
     """Fit without the front door, in several batches."""
     linearized = LinearizedNetwork(net, dtype=dtype)
-    prior.bind(linearized.parameter_names)
-    if isinstance(prior, Layerwise) and len(set(prior.precision.tolist())) == 1:
+    prior.bind_to(linearized)
+    if isinstance(prior, Layerwise | Grouped) and len(set(prior.precision.tolist())) == 1:
         # precisions that differ
-        steps = torch.linspace(-0.5, 0.5, prior.num_parameter_tensors, dtype=torch.float64)
+        steps = torch.linspace(-0.5, 0.5, len(prior.precision), dtype=torch.float64)
         prior.initialize(raw_precision=math.log(0.7) + steps)
     pieces = [None] * len(x.split(5)) if weights is None else weights.split(5)
     batches = zip(x.split(5), y.to(dtype).split(5), pieces, strict=True)
@@ -137,8 +144,10 @@ def dense_reference(
 ) -> Dense:
     """Weight-space formulas written down as in the books, differentiable in hyperparameters."""
     jacobian, jacobian_test = dense_jacobian(net, x), dense_jacobian(net, x_test)
-    sizes = torch.tensor([p.numel() for p in net.parameters()])
-    variances = prior.variances().repeat_interleave(sizes)
+    variances = prior.variances()
+    if not isinstance(prior, Grouped):
+        sizes = torch.tensor([p.numel() for p in net.parameters()])
+        variances = variances.repeat_interleave(sizes)
     noise = likelihood.noise.expand(y.shape).reshape(-1)
     outputs, outputs_test = net(x).detach().reshape(-1), net(x_test).detach().reshape(-1)
     weights = torch.cat([p.detach().reshape(-1) for p in net.parameters()])

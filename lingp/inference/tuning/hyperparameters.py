@@ -32,11 +32,12 @@ from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.progress import count
-from lingp.inference.tuning.mackay import fixed_point
+from lingp.inference.tuning.mackay import applies, fixed_point
 from lingp.inference.tuning.objectives import OBJECTIVES, Objective
 from lingp.inference.tuning.search import Search, maximize_from_starts, set_values, start_shifts
 
 _RESTARTS = 2  # where each evaluation takes a factorisation
+_MANY = 50  # hyperparameters: from here on fixed-point updates, and no restarts
 
 
 class MisleadingObjectiveWarning(UserWarning):
@@ -132,10 +133,13 @@ def optimize(
     method
         "l-bfgs": L-BFGS in raw values (logarithms by default), a factorisation per evaluation.
         "mackay": fixed-point updates, see `lingp.inference.tuning.mackay`. "auto": one
-        eigendecomposition and a free search where that is possible, else L-BFGS.
+        eigendecomposition and a free search where that is possible; fixed-point updates of 50 or
+        more hyperparameters (those of `UnitWise` and `Diagonal` priors) where they apply, unless
+        restarts are asked for; else L-BFGS.
     num_restarts
         Starts besides the current values; the best optimum is kept. By default 2, or all
-        combinations of shifted values where evaluations are free; one start for "mackay".
+        combinations of shifted values where evaluations are free; none with 50 or more
+        hyperparameters, and with "mackay".
     tolerance
         On the largest derivative in a raw hyperparameter, in nats per observed value.
     max_evaluations
@@ -154,6 +158,10 @@ def optimize(
     threshold = tolerance * max(1.0, laplace.data_term.num_observed)
     with torch.no_grad():
         initial = float(chosen.value())
+    if sum(p.numel() for p in parameters) >= _MANY and not num_restarts:
+        num_restarts = 0
+        if method == "auto" and chosen.name == "evidence" and applies(laplace):
+            method = "mackay"
     if method == "mackay":
         if chosen.name != "evidence":
             raise ValueError('method: "mackay" maximises the evidence; use "l-bfgs" for others')

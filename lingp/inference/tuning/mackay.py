@@ -1,14 +1,21 @@
 """Fixed-point updates of prior precisions and noise to the evidence's maximum.
 
-With γ_l = ∂ log det(I + Φ Φᵀ) / ∂ log v_l, the number of directions of parameter tensor l that the
-data determine, and γ = Σ γ_l, the evidence is stationary where
+With γ_l = ∂ log det(I + Φ Φᵀ) / ∂ log v_l, the number of directions of the weights of precision l
+(all of them, a parameter tensor's, a unit's, a single one) that the data determine, and γ = Σ γ_l,
+the evidence is stationary where
 
     v_l = |θ_l - μ0_l|² / γ_l,        σ² = |y - f|² / (N - γ)
 
 (MacKay, 1992, "Bayesian interpolation", section 4), at the posterior's mean θ, f: the network's or
 the refitted one. N counts observed values; with one noise variance per output, each output has its
-own. The updates are iterated in logarithms, extrapolated from the last few of them (Anderson, 1965)
-where that raises the evidence, and shortened where they would lower it.
+own. One derivative of the log determinant gives all γ_l, so that thousands of precisions, as in
+automatic relevance determination, take as many evaluations as one. The updates are iterated in
+logarithms, extrapolated from the last few of them (Anderson, 1965) where that raises the evidence,
+and shortened where they would lower it.
+
+A precision without a finite optimum, as that of weights that are exactly at the prior's mean or
+that the refitted mean doesn't need, rises until the data determine less than ε^{1/2} of its weights
+(γ_l and |θ_l - μ0_l|²/v_l; 1.5e-8 in float64), and stays there: such weights are switched off.
 """
 
 from __future__ import annotations
@@ -27,7 +34,7 @@ from lingp.inference.progress import count
 from lingp.inference.tuning.search import Search, set_values
 from lingp.inference.tuning.spectrum import Parts, has_spectral_evidence, spectral_evidence
 from lingp.likelihoods import Gaussian
-from lingp.priors import Isotropic, Layerwise
+from lingp.priors import Grouped, Isotropic, Layerwise
 
 _MEMORY = 5  # updates to extrapolate from
 _LARGEST_STEP = 4.0  # of a logarithm
@@ -47,9 +54,10 @@ class _Point:
 class _Group:
     """Hyperparameters of one kind: a raw parameter, log of a precision or of a noise variance."""
 
-    def __init__(self, raw: Tensor, num_observed: Tensor | None) -> None:
+    def __init__(self, raw: Tensor, num_observed: Tensor | None, dtype: torch.dtype) -> None:
         self.raw = raw
         self.num_observed = num_observed  # of each noise variance; None for precisions
+        self.negligible = torch.finfo(dtype).eps ** 0.5  # of a weight
 
     def step(self, fit: Tensor, log_determinant: Tensor) -> Tensor:
         """The update of the logarithms, from the two parts' derivatives in them.
@@ -60,6 +68,8 @@ class _Group:
         if self.num_observed is None:
             square, gamma = -2 * fit, -log_determinant
             step = gamma.clamp(min=tiny).log() - square.clamp(min=tiny).log()
+            # neither determined by the data nor anything to the prior: it may stay as it is
+            step = torch.where(torch.maximum(gamma, square) < self.negligible, 0.0, step)
         else:
             square, left = 2 * fit + self.num_observed, self.num_observed + log_determinant
             step = square.clamp(min=tiny).log() - left.clamp(min=tiny).log()
@@ -72,7 +82,7 @@ def fixed_point(laplace: LinearizedLaplace, threshold: float, max_evaluations: i
     Parameters
     ----------
     laplace
-        An `Isotropic` or `Layerwise` prior; Gaussian noise, or a likelihood that stays and whose
+        An `Isotropic`, `Layerwise`, `UnitWise` or `Diagonal` prior; Gaussian noise, or a likelihood that stays and whose
         curvature does.
     threshold
         On the largest derivative of the evidence in a raw hyperparameter.
@@ -100,6 +110,35 @@ def fixed_point(laplace: LinearizedLaplace, threshold: float, max_evaluations: i
     return found
 
 
+def applies(laplace: LinearizedLaplace) -> bool:
+    """Whether `fixed_point` takes all free hyperparameters."""
+    try:
+        _groups(laplace)
+    except ValueError:
+        return False
+    return True
+
+
+def effective_numbers(laplace: LinearizedLaplace) -> Tensor:
+    """γ of each precision, in the shape of `prior.raw_precision`: how much the data determine.
+
+    They are between 0 and the number of weights of that precision, and sum to γ = tr (I + Φ Φᵀ)⁻¹
+    Φ Φᵀ. Whether precisions are free doesn't matter.
+    """
+    raw = laplace.prior.raw_precision
+    wanted = raw.requires_grad
+    raw.requires_grad_(True)
+    try:
+        with torch.enable_grad():
+            log_determinant = laplace.solution().posterior.log_determinant()
+            slopes = torch.autograd.grad(log_determinant, raw)[0]
+            # raw values need not be logarithms
+            by_raw = torch.autograd.grad(laplace.prior.precision.log().sum(), raw)[0]
+    finally:
+        raw.requires_grad_(wanted)
+    return -slopes / by_raw
+
+
 def _parts(laplace: LinearizedLaplace) -> Parts:
     at = laplace.solution()
     fit = laplace.data_term.log_prob(at.outputs) - 0.5 * at.e.square().sum()
@@ -114,19 +153,19 @@ def _groups(laplace: LinearizedLaplace) -> list[_Group]:
         for name, raw in module.named_parameters():
             if not raw.requires_grad:
                 continue
-            if module is prior and isinstance(prior, Isotropic | Layerwise):
+            if module is prior and isinstance(prior, Isotropic | Layerwise | Grouped):
                 number = None
             elif module is likelihood and isinstance(likelihood, Gaussian):
                 number = _num_observed(laplace)
                 number = (number.sum() if raw.dim() == 0 else number).to(raw)
             else:
                 raise ValueError(
-                    f"method: MacKay updates are for precisions of Isotropic and Layerwise priors "
-                    f"and for noise of Gaussian, not for {name} of {type(module).__name__}; "
+                    f"method: MacKay updates are for precisions of the priors in lingp.priors and "
+                    f"for noise of Gaussian, not for {name} of {type(module).__name__}; "
                     f"{_INSTEAD}"
                 )
             _check_logarithmic(module, name, raw)
-            groups.append(_Group(raw, number))
+            groups.append(_Group(raw, number, laplace.training.outputs.dtype))
     if next(iter([*prior.named_priors(), *likelihood.named_priors()]), None) is not None:
         raise ValueError(
             "method: MacKay updates can't take account of GPyTorch priors on hyperparameters; "
