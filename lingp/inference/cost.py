@@ -45,6 +45,9 @@ class Workload:
         at the data.
     chunk_bytes
         Memory of the dense pieces that data are streamed in.
+    columnwise
+        Whether prior variances vary along both axes of matrices, which then take C² times their
+        size per pair of inputs.
     """
 
     num_data: int
@@ -56,6 +59,7 @@ class Workload:
     num_posteriors: int = 1
     averaged: bool = False
     chunk_bytes: float = 0.0
+    columnwise: bool = False
 
     @cached_property
     def num_parameters(self) -> int:
@@ -82,7 +86,9 @@ class Workload:
         """Flops of a C x C block K(x, x')."""
         squared = self.num_outputs**2
         return 2.0 * sum(
-            shape[1] + squared * shape[0] if len(shape) == 2 else squared * math.prod(shape)
+            shape[1] + squared * shape[0]
+            if len(shape) == 2 and not self.columnwise
+            else squared * math.prod(shape)
             for shape in self.parameter_shapes
         )
 

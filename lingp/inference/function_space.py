@@ -45,7 +45,7 @@ class FunctionSpace(Posterior):
         """K at the training data, (N·C x N·C)."""
         if self.isotropic:
             return self.variances[0] * self.training.unit_gram()
-        return self.training.kernel(self.variances)
+        return self.training.kernel(self.variances, self.groups)
 
     def _whitened_columns(self, variances: Tensor, *tensors: Tensor) -> Iterator[Tensor]:
         """Blocks of columns of Φ, as rows of Φᵀ."""

@@ -40,7 +40,8 @@ class Posterior(ABC):
         self.training = training
         self.root = root
         self.isotropic = prior.isotropic
-        self.variances = prior.variances().to(training.outputs)  # (L,)
+        self.variances = prior.variances().to(training.outputs)  # (L,) or (P,)
+        self.groups = prior.group
         self.scale = training.per_weight(self.variances).sqrt()  # (P,)
         self.features: Features = WhitenedJacobian(training, self.scale)
 

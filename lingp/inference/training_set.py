@@ -307,14 +307,14 @@ class TrainingSet:
                 self._unit_gram = gram(self.factors())
         return self._unit_gram
 
-    def kernel(self, variances: Tensor) -> Tensor:
+    def kernel(self, variances: Tensor, groups: Tensor | None = None) -> Tensor:
         """J Σ0 Jᵀ, (N·C x N·C), for one prior variance per parameter tensor (L,) or weight (P,).
 
         Differentiable in the variances when grad mode is on; without a graph, the last one is kept,
-        since only R changes from one Newton step to the next.
+        since only R changes from one Newton step to the next. `groups` are as `gram` takes them.
         """
         if torch.is_grad_enabled() and variances.requires_grad:
-            return gram(self.factors(), variances=variances)
+            return gram(self.factors(), variances=variances, groups=groups)
         with torch.no_grad():
             return self._kernel.get((variances,), lambda: gram(self.factors(), variances=variances))
 

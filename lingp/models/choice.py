@@ -115,7 +115,7 @@ def choose_method(
     memory = training.shards.smallest(memory)
     choice = choose_inference(
         inference,
-        workload(training, likelihood, memory, mean, sites),
+        workload(training, likelihood, memory, mean, sites, prior.columnwise),
         memory=memory,
         limit=flop_limit(training.outputs.device) if inference == "auto" else math.inf,
         among=get_args(Space) if training.shards.alone else ("weight_space", "sparse"),
@@ -132,7 +132,12 @@ def choose_method(
 
 
 def workload(
-    training: TrainingSet, likelihood: Likelihood, memory: float, mean: Mean, sites: Sites
+    training: TrainingSet,
+    likelihood: Likelihood,
+    memory: float,
+    mean: Mean,
+    sites: Sites,
+    columnwise: bool = False,
 ) -> Workload:
     """What inference will have to do; where data are spread over processes, on the busiest."""
     with torch.no_grad():
@@ -150,6 +155,7 @@ def workload(
         num_posteriors=_NUM_AVERAGED if averaged else _NUM_NEWTON if newton else 1,
         averaged=averaged,
         chunk_bytes=dense_bytes(memory),
+        columnwise=columnwise,
     )
 
 

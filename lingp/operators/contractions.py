@@ -24,9 +24,9 @@ from lingp.linearization.align import aligned
 from lingp.linearization.blocks import Block, OuterBlock
 from lingp.linearization.factors import Factors
 from lingp.operators.panels import add_panel_gradients_, add_panels_
-from lingp.operators.per_weight import diagonal_blocks_per_weight, is_per_weight, split
+from lingp.operators.per_weight import diagonal_blocks_per_weight, is_per_weight, sort_units, split
 from lingp.operators.positions import add_positions_
-from lingp.operators.tiles import add_tile_gradients_, fill_tiles_
+from lingp.operators.tiles import add_tile_gradients_, add_unit_gradients_, fill_tiles_
 
 
 def expand_variances(factors: Factors, variances: Tensor) -> Tensor:
@@ -50,7 +50,12 @@ def diagonal_blocks(factors: Factors, variances: Tensor | None = None) -> Tensor
     return total
 
 
-def gram(factors: Factors, other: Factors | None = None, variances: Tensor | None = None) -> Tensor:
+def gram(
+    factors: Factors,
+    other: Factors | None = None,
+    variances: Tensor | None = None,
+    groups: Tensor | None = None,
+) -> Tensor:
     """J diag(variances) J'ᵀ: the neural tangent kernel between two sets of examples.
 
     Parameters
@@ -58,6 +63,9 @@ def gram(factors: Factors, other: Factors | None = None, variances: Tensor | Non
     factors : of N examples.
     other : of M examples of the same network; default the same N, for half the work.
     variances : (L,) prior variance of each parameter tensor, or (P,) of each weight; default 1.
+    groups : (P,) numbers; weights of the same one have the same variance. Gradients in variances
+        (P,) are then right in their sums over groups only, which is all that matters where they are
+        made by indexing, and for the units of wide layers much cheaper.
 
     Returns
     -------
@@ -75,7 +83,7 @@ def gram(factors: Factors, other: Factors | None = None, variances: Tensor | Non
     if variances is None:
         variances = torch.ones(len(factors.slices), dtype=factors.dtype, device=factors.device)
     tensors = factors.tensors() + (() if other is None else other.tensors())
-    kernel: Tensor = _Gram.apply(factors, other, variances.to(factors.dtype), *tensors)
+    kernel: Tensor = _Gram.apply(factors, other, groups, variances.to(factors.dtype), *tensors)
     return kernel
 
 
@@ -100,9 +108,14 @@ class _Gram(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, factors: Factors, other: Factors | None, variances: Tensor, *tensors: Tensor
+        ctx: Any,
+        factors: Factors,
+        other: Factors | None,
+        groups: Tensor | None,
+        variances: Tensor,
+        *tensors: Tensor,
     ) -> Tensor:
-        ctx.factors, ctx.other = factors, other
+        ctx.factors, ctx.other, ctx.groups = factors, other, groups
         ctx.save_for_backward(variances, *tensors)
         here, there = _separate(factors, other, [t.detach() for t in tensors])
         return _contract(here, there, variances.detach())
@@ -110,7 +123,7 @@ class _Gram(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         variances, *tensors = ctx.saved_tensors
-        if any(ctx.needs_input_grad[3:]):
+        if any(ctx.needs_input_grad[4:]):
             with torch.enable_grad():
                 leaves = [t.detach().requires_grad_(t.requires_grad) for t in (variances, *tensors)]
                 here, there = _separate(ctx.factors, ctx.other, leaves[1:])
@@ -118,10 +131,10 @@ class _Gram(torch.autograd.Function):
             wanted = [t for t in leaves if t.requires_grad]
             found = iter(torch.autograd.grad(kernel, wanted, grad, allow_unused=True))
             grads = [next(found) if t.requires_grad else None for t in leaves]
-            return None, None, *grads
+            return None, None, None, *grads
         here, there = _separate(ctx.factors, ctx.other, tensors)
-        by_variance = _variance_gradient(here, there, variances, grad)
-        return None, None, by_variance, *(None for _ in tensors)
+        by_variance = _variance_gradient(here, there, variances, grad, ctx.groups)
+        return None, None, None, by_variance, *(None for _ in tensors)
 
 
 def _separate(
@@ -195,17 +208,23 @@ def _mirror_(kernel: Tensor) -> None:
 
 
 def _variance_gradient(
-    here: Factors, there: Factors | None, variances: Tensor, grad: Tensor
+    here: Factors,
+    there: Factors | None,
+    variances: Tensor,
+    grad: Tensor,
+    groups: Tensor | None,
 ) -> Tensor:
     """⟨grad, J_l J'_lᵀ⟩ for every parameter tensor l, or for every weight."""
     other = here if there is None else there
     grad = grad.contiguous()
     result = torch.zeros_like(variances)
-    if is_per_weight(here, variances):
-        pairs = list(zip(here.blocks, other.blocks, strict=True))
-        add_panel_gradients_(result, grad, pairs, here, other, per_weight=True)
-        return result
     methods = _sort(here, other)
+    if is_per_weight(here, variances):
+        units = sort_units(methods.tiles, groups)
+        add_unit_gradients_(result, grad, units.by_inputs, units.by_outputs, here, other)
+        rest = [*units.rest, *methods.positions, *methods.panels]
+        add_panel_gradients_(result, grad, rest, here, other, per_weight=True)
+        return result
     add_tile_gradients_(result, grad, methods.tiles, here, other)
     add_panel_gradients_(result, grad, [*methods.positions, *methods.panels], here, other)
     return result

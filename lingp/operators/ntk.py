@@ -20,6 +20,7 @@ from lingp.operators.indexing import (
     whole_points,
 )
 from lingp.operators.jacobian import JacobianLinearOperator
+from lingp.operators.per_weight import needs_columns
 from lingp.operators.products import matrix_pays
 from lingp.operators.repeated import Unbatched
 
@@ -128,7 +129,9 @@ class NTKLinearOperator(Unbatched, CholeskySolved, LinearOperator):
         if self._dense is not None:
             return True
         other = None if self.is_symmetric else self.right.factors
-        pays, self._spent = matrix_pays(self.left.factors, other, width, self._spent)
+        left = self.left.factors
+        by_columns = needs_columns(left, self.variances)
+        pays, self._spent = matrix_pays(left, other, width, self._spent, by_columns)
         return pays
 
     def _t_matmul(self, rhs: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ Values are compared exactly: priors make equal variances by indexing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -110,6 +110,42 @@ def weight_matrix(block: OuterBlock, variances: Tensor) -> Tensor:
     if block.input_major:
         return own.view(block.fan_in, block.fan_out).T
     return own.view(block.fan_out, block.fan_in)
+
+
+@dataclass(frozen=True)
+class Units:
+    """Layers by whether the weights of their input units or output units form groups."""
+
+    by_inputs: list[tuple[OuterBlock, OuterBlock]]
+    by_outputs: list[tuple[OuterBlock, OuterBlock]]
+    rest: list[tuple[OuterBlock, OuterBlock]]
+
+
+def sort_units(pairs: Sequence[tuple[OuterBlock, OuterBlock]], groups: Tensor | None) -> Units:
+    """Sort layers by groups (P,) of weights; without any, each weight stands for itself."""
+    units = Units([], [], [])
+    for pair in pairs:
+        block = pair[0]
+        if groups is None:
+            units.rest.append(pair)
+            continue
+        matrix = weight_matrix(block, groups)
+        bias = groups[slice(0, 0) if block.bias is None else block.bias.columns]
+        if bool((matrix == matrix[:1]).all()) and bool((bias == bias[:1]).all()):
+            units.by_inputs.append(pair)
+        elif bool((matrix == matrix[:, :1]).all()):
+            units.by_outputs.append(pair)
+        else:
+            units.rest.append(pair)
+    return units
+
+
+def needs_columns(factors: Factors, variances: Tensor) -> bool:
+    """Whether some matrices have variances that vary along both of their axes."""
+    if not is_per_weight(factors, variances):
+        return False
+    matrices = (weight_matrix(b, variances) for b in factors.blocks if isinstance(b, OuterBlock))
+    return any(bool((m != m[:1]).any()) and bool((m != m[:, :1]).any()) for m in matrices)
 
 
 def diagonal_blocks_per_weight(factors: Factors, variances: Tensor) -> Tensor:

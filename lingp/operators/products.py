@@ -36,31 +36,35 @@ def _touched(block: Block) -> int:
     return n * c * block.slots[0].size
 
 
-def gram_flops(left: Factors, right: Factors | None) -> float:
-    """Flops of forming the kernel: half of them when it is symmetric (`right` is None)."""
+def gram_flops(left: Factors, right: Factors | None, columnwise: bool = False) -> float:
+    """Flops of forming the kernel: half of them when it is symmetric (`right` is None).
+
+    `columnwise`: whether variances vary along both axes of matrices, which then take their columns.
+    """
     other = left if right is None else right
-    total = sum(_pair(a) for a in left.blocks) * left.num_data * other.num_data
+    total = sum(_pair(a, columnwise) for a in left.blocks) * left.num_data * other.num_data
     return float(total) * (1 if right is None else 2)
 
 
-def _pair(block: Block) -> int:
+def _pair(block: Block, columnwise: bool) -> int:
     """Multiplications for one pair of examples."""
     c = block.num_outputs
     if isinstance(block, OuterBlock):
-        if block.num_positions == 1:
+        if block.num_positions == 1 and not columnwise:
             return block.fan_in + c * c * (0 if block.shared else block.fan_out)
         return c * c * block.fan_in * block.fan_out
     return c * c * block.slots[0].size
 
 
 def matrix_pays(
-    left: Factors, right: Factors | None, width: int, spent: float
+    left: Factors, right: Factors | None, width: int, spent: float, columnwise: bool = False
 ) -> tuple[bool, float]:
     """Whether the next product, of `width` columns, should form the matrix; and the flops after it.
 
-    `spent` are the flops that earlier products with this kernel took through the factors.
+    `spent` are the flops that earlier products with this kernel took through the factors;
+    `columnwise` as `gram_flops` takes it.
     """
     other = left if right is None else right
     size = left.shape[0] * other.shape[0] * left.dtype.itemsize
     total = spent + product_flops(left, other, width)
-    return size <= DENSE_BYTES and total >= gram_flops(left, right), total
+    return size <= DENSE_BYTES and total >= gram_flops(left, right, columnwise), total

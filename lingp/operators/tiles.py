@@ -47,6 +47,51 @@ def add_tile_gradients_(
                 result[a.bias.parameter] += local.sum()
 
 
+def add_unit_gradients_(
+    result: Tensor,
+    grad: Tensor,
+    by_inputs: Pairs,
+    by_outputs: Pairs,
+    here: Factors,
+    other: Factors,
+) -> None:
+    """Add the gradients in variances of input units, or of output units, of these layers.
+
+    `result` (P,) has one entry per weight; a unit's gradient is spread over its weights evenly.
+    Layers by inputs have one variance for all of a bias, those by outputs one for each entry.
+    """
+    outputs = here.num_outputs
+    for i, j in _tiles(here, other):
+        weight = _tile_of(grad, i, j, outputs).unflatten(2, (-1, outputs))  # (n, C, m, C)
+        if other is here and i != j:
+            mirrored = _tile_of(grad, j, i, outputs).unflatten(2, (-1, outputs))
+            weight = weight + mirrored.permute(2, 3, 0, 1)
+        flat = weight.reshape(weight.shape[0] * outputs, -1)
+        for a, b in by_inputs:
+            outer = (_g_rows(a, i) @ _g_rows(b, j).T).view(weight.shape)
+            local = (outer * weight).sum((1, 3))  # (n, m)
+            matrix = _weight_view(result, a)
+            matrix += ((local @ b.a[j, 0]) * a.a[i, 0]).sum(0) / a.fan_out
+            if a.bias is not None:
+                result[a.bias.columns] += local.sum() / a.fan_out
+        for a, b in by_outputs:
+            left, right = _g_rows(a, i), _g_rows(b, j)
+            inner = (a.a[i, 0] @ b.a[j, 0].T)[:, None, :, None]
+            weighted = (weight * inner).view_as(flat)
+            matrix = _weight_view(result, a)
+            matrix += ((weighted @ right) * left).sum(0).unsqueeze(-1) / a.fan_in
+            if a.bias is not None:
+                result[a.bias.columns] += ((flat @ right) * left).sum(0)
+
+
+def _weight_view(values: Tensor, block: OuterBlock) -> Tensor:
+    """The entries of a weight among those of all weights, as a view (O, I)."""
+    own = values[block.weight.columns]
+    if block.input_major:
+        return own.view(block.fan_in, block.fan_out).T
+    return own.view(block.fan_out, block.fan_in)
+
+
 def _tiles(here: Factors, other: Factors) -> Iterator[tuple[slice, slice]]:
     """Pairs of example ranges; of a symmetric kernel only those that touch the lower triangle."""
     scalars = _TILE_SCALARS if here.device.type == "cpu" else _ACCELERATOR_TILE_SCALARS

@@ -38,6 +38,9 @@ class Prior(gpytorch.Module, ABC):
     shapes: tuple[torch.Size, ...] | None
     raw_precision: torch.nn.Parameter
 
+    group: Tensor | None
+    """Of bound priors with one variance per weight: the number of each weight's precision, (P,)."""
+
     isotropic: bool = False
     """Whether Σ0 = v I, one v for all weights: one eigendecomposition then serves every v."""
 
@@ -54,6 +57,7 @@ class Prior(gpytorch.Module, ABC):
                 f"{tuple(mean.shape)}" + ("" if mean.dim() > 1 else " with NaN or infinite values")
             )
         self.register_buffer("mean", mean)
+        self.register_buffer("group", None, persistent=False)
         self.names = self.shapes = None
 
     def bind(

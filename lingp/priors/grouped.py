@@ -40,8 +40,6 @@ class Grouped(Prior):
     groups to come.
     """
 
-    group: Tensor | None
-
     def __init__(
         self,
         precision: float | Tensor | Mapping[str, float | Tensor] = 1.0,
@@ -58,7 +56,6 @@ class Grouped(Prior):
             self._by_name = {n: len(v) for n, v in zip(precision, values, strict=True)}
             precision = torch.cat(values)
         self._register_precision(as_precision(precision).reshape(-1), precision_constraint)
-        self.register_buffer("group", None, persistent=False)
 
     @abstractmethod
     def _axes(self, name: str, shape: torch.Size, inputs_first: bool) -> tuple[int, ...]:

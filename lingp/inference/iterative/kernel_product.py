@@ -33,6 +33,8 @@ class KernelProduct:
         The training data.
     memory
         Bytes that a dense kernel may take.
+    columnwise
+        Whether the prior's variances vary along both axes of weight matrices.
 
     Attributes
     ----------
@@ -40,15 +42,16 @@ class KernelProduct:
         How the next product is computed.
     """
 
-    def __init__(self, training: TrainingSet, memory: float) -> None:
+    def __init__(self, training: TrainingSet, memory: float, columnwise: bool = False) -> None:
         self.training = training
         self.memory = memory
+        self.columnwise = columnwise
         size = training.outputs.numel()
         self.dense_bytes = size**2 * training.outputs.element_size()
         if not training.factors_kept:  # the whole kernel takes the factors of all rows
             self.dense_bytes += 2 * training.factor_bytes
         one = training.factors_at(torch.zeros(1, dtype=torch.long))
-        self._forming = gram_flops(one, None) * training.num_data**2
+        self._forming = gram_flops(one, None, columnwise) * training.num_data**2
         self._by_factors = product_flops(one, one, 1) * training.num_data
         self._by_kernel = 2.0 * size**2
         self._columns = 0.0
@@ -105,7 +108,7 @@ class KernelProduct:
         root
             R.
         variances
-            Of each parameter tensor, (L,).
+            Of each parameter tensor (L,) or weight (P,).
         isotropic
             Whether they are all the same.
         """

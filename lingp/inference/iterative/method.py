@@ -101,7 +101,8 @@ class Iterative:
             sparse.keep_bytes = _FEATURES_SHARE * memory
         draw = torch.randint(2**62, (), generator=generator, device=generator.device)
         seed = training.shards.first(int(draw))
-        return BoundIterative(self, sparse, KernelProduct(training, _DENSE_SHARE * memory), seed)
+        product = KernelProduct(training, _DENSE_SHARE * memory, prior.columnwise)
+        return BoundIterative(self, sparse, product, seed)
 
 
 class BoundIterative:
@@ -154,5 +155,5 @@ class BoundIterative:
     def carried_over(self, training: TrainingSet, origin: Origin) -> BoundIterative:
         """The same for a changed training set, with the same inducing points and seed."""
         sparse = None if self.sparse is None else self.sparse.carried_over(training, origin)
-        product = KernelProduct(training, self.product.memory)
+        product = KernelProduct(training, self.product.memory, self.product.columnwise)
         return BoundIterative(self.options, sparse, product, self.seed)

@@ -77,6 +77,7 @@ class _Values:
 
     values: Tensor
     isotropic: bool
+    group: Tensor | None
 
     def variances(self) -> Tensor:
         return self.values
@@ -125,7 +126,7 @@ class IterativePosterior(Posterior):
     def preconditioner(self) -> SparsePosterior | None:
         """The sparse posterior of the same curvature, without a graph; None if there is none."""
         if self._sparse is None and self._method.sparse is not None:
-            values = _Values(self._detached_variances, self.isotropic)
+            values = _Values(self._detached_variances, self.isotropic, self.groups)
             with torch.no_grad():
                 self._sparse = self._method.sparse(
                     self.training, cast(Prior, values), self._detached_root
@@ -347,7 +348,7 @@ class IterativePosterior(Posterior):
         terms = (self.whitened_t_product(x) * self.whitened_t_product(y)).sum(0)  # (S,)
         known = self.variances.new_zeros(())
         if self._method.sparse is not None:
-            values = cast(Prior, _Values(self.variances, self.isotropic))
+            values = cast(Prior, _Values(self.variances, self.isotropic, self.groups))
             sparse = self._method.sparse(self.training, values, self.root)
             known = sparse.log_determinant()
             terms = terms - sparse.whitened_t_product(y).square().sum(0)

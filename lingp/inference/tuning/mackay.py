@@ -82,8 +82,8 @@ def fixed_point(laplace: LinearizedLaplace, threshold: float, max_evaluations: i
     Parameters
     ----------
     laplace
-        An `Isotropic`, `Layerwise`, `UnitWise` or `Diagonal` prior; Gaussian noise, or a likelihood that stays and whose
-        curvature does.
+        A prior of `lingp.priors`; Gaussian noise, or a likelihood that stays and whose curvature
+        does.
     threshold
         On the largest derivative of the evidence in a raw hyperparameter.
     max_evaluations
