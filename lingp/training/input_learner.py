@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from lingp.likelihoods import Likelihood
 from lingp.linearization import ParameterSelection
 from lingp.priors import Prior
 from lingp.training.augmentations import Augmented
-from lingp.training.invariance import evidence_gradient
+from lingp.training.curvature import RunningCurvature
+from lingp.training.input_model import InputModel
+from lingp.training.invariance import add_, as_found, gradients_of, volume
 
 _MOMENTS, _EPSILON = (0.9, 0.99), 1e-12
 
@@ -50,8 +53,13 @@ class InputLearner:
     start
         Steps of the weights before the first: a network that knows nothing yet asks for any
         invariance.
+    decay
+        After so many steps the learning rate has halved: it falls as 1 / (1 + step / decay).
     block_size, num_blocks, dtype
-        As in `evidence_gradient`.
+        Of the random rows that a step takes, as in `evidence_gradient`.
+    max_parameters
+        Up to so many weights, the determinant's gradient is that in weight space, with a running
+        average of the GGN; for more, that of the blocks' bound.
     generator
         Draws the blocks; one seeded with 0 by default.
 
@@ -64,9 +72,11 @@ class InputLearner:
     learning_rate: float = 0.05
     every: int = 10
     start: int = 0
+    decay: float = 50.0
     block_size: int | None = None
     num_blocks: int = 1
     dtype: torch.dtype = torch.float64
+    max_parameters: int = 4000
     generator: torch.Generator | None = None
     history: list[InputStep] = field(default_factory=list)
 
@@ -79,6 +89,7 @@ class InputLearner:
             )
         self.generator = self.generator or torch.Generator().manual_seed(0)
         self._moments: dict[str, tuple[Tensor, Tensor]] = {}
+        self._curvature = RunningCurvature()
 
     def due(self, step: int) -> bool:
         """Whether a step of the inputs follows step number `step` (from 0) of the weights."""
@@ -101,18 +112,8 @@ class InputLearner:
         FloatingPointError
             If a gradient isn't finite; nothing has moved then.
         """
-        found = evidence_gradient(
-            net,
-            X,
-            y,
-            likelihood=likelihood,
-            prior=prior,
-            parameters=parameters,
-            block_size=self.block_size,
-            num_blocks=self.num_blocks,
-            dtype=self.dtype,
-            generator=self.generator,
-        )
+        model = InputModel.of(net, X, y, likelihood, prior, parameters, self.dtype)
+        found = as_found(net, *self._estimate(model))
         bad = [name for name, g in found.gradients.items() if not bool(g.isfinite().all())]
         if bad:
             raise FloatingPointError(
@@ -124,7 +125,7 @@ class InputLearner:
         own = dict(net.augmentation.named_parameters())
         for name, gradient in found.gradients.items():
             direction = self._direction(name, gradient, count)
-            own[name].data.add_(direction, alpha=self.learning_rate)
+            own[name].data.add_(direction, alpha=self.learning_rate / (1 + count / self.decay))
         values = {name: value.tolist() for name, value in net.values().items()}
         self.history.append(InputStep(found.evidence, values))
         return self.history[-1]
@@ -144,6 +145,29 @@ class InputLearner:
         self._moments = {name: (a, b) for name, (a, b) in state["moments"].items()}
         self.generator.set_state(state["generator"])
         self.history[:] = [InputStep(**step) for step in state["history"]]
+
+    def _estimate(self, model: InputModel) -> tuple[float, dict[str, Tensor]]:
+        """Evidence and gradient from random blocks."""
+        size = model.block_size(self.block_size)
+        blocks = list(islice(model.blocks(size, self.generator), self.num_blocks))
+        running = model.network.num_parameters <= self.max_parameters
+        share = model.num_data / (size * len(blocks))
+        scale = model.scale() if running else None
+        evidence, total = -model.penalty, dict[str, Tensor]()
+        for rows in blocks:
+            at = model.rows(rows)
+            if scale is None:
+                value = at.log_likelihood - 0.5 * model.block_determinant(at)
+                evidence += share * value.item()
+            else:
+                rooted = model.jacobian(at)
+                self._curvature.add(rooted.detach(), model.num_data / size)
+                factor = self._curvature.factor(scale)
+                value = at.log_likelihood - 0.5 * volume(rooted, scale, factor)
+                log_determinant = 2 * factor.diagonal().log().sum().item()
+                evidence += share * at.log_likelihood.item() - 0.5 * log_determinant / len(blocks)
+            add_(total, gradients_of(model, value), share)
+        return evidence, total
 
     def _direction(self, name: str, gradient: Tensor, count: int) -> Tensor:
         """Adam's."""

@@ -4,46 +4,45 @@
 
 with f̂(x) = 1/S Σ_s f(T(x, η, ε_s)), and Φ = Rᵀ Ĵ Σ0^{1/2} of its Jacobian Ĵ = 1/S Σ_s J(T(x, η,
 ε_s)) in the weights (Immer, van der Ouderaa, Rätsch, Fortuin and van der Wilk, 2022, "Invariance
-learning in deep neural networks with differentiable Laplace approximations"). The determinant of
-all N·C rows is at most the product of those of blocks of rows (Fischer's inequality), so that with
-m rows drawn at random
+learning in deep neural networks with differentiable Laplace approximations").
+
+In weight space, with A = I + Φᵀ Φ (P x P), the determinant's derivative is a sum over rows,
+
+    d log det A = Σ_n d tr(Φ_n A⁻¹ Φ_nᵀ)      with A held fixed
+
+so that the exact gradient takes two passes over the data, and random rows give an unbiased estimate
+of it. Where P is large, blocks of m rows bound the determinant (Fischer's inequality),
 
     E (N / m) [Σ_{n in block} log p(y_n | f̂_n) - ½ log det(I + Φ_b Φ_bᵀ)] - ½ |...|²  <=  log q
 
 (Immer, van der Ouderaa, van der Wilk, Rätsch and Schölkopf, 2023, "Stochastic marginal likelihood
-gradients using neural tangent kernels"); with m = N it is equal.
+gradients using neural tangent kernels"); the bound is loose, and looser where Φ is larger, so that
+it favours invariance too much.
 """
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any
+from itertools import islice
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lingp.likelihoods import Likelihood
-from lingp.linearization import LinearizedNetwork, ParameterSelection
-from lingp.linearization.inputs import num_rows
-from lingp.models.intake import as_inputs, as_tensor
-from lingp.operators.contractions import gram
+from lingp.linearization import ParameterSelection
 from lingp.priors import Prior
-from lingp.training.augmentations import Augmentation, Augmented, Averaged
-from lingp.training.map_loss import penalty
-
-_BLOCK = 400  # rows N·C of a block: its factorisation costs about as much as its Jacobian
+from lingp.training.input_model import InputModel
 
 
 @dataclass(frozen=True)
 class EvidenceGradient:
-    """The evidence, or its estimate from blocks of rows, and its gradient.
+    """The evidence, or an estimate of it, and its gradient.
 
     Attributes
     ----------
     evidence
-        Log marginal likelihood, exact where one block has all rows.
+        Log marginal likelihood.
     gradients
         In each learnable parameter of the augmentation, by name.
     """
@@ -60,8 +59,9 @@ def evidence_gradient(
     likelihood: Likelihood,
     prior: Prior,
     parameters: ParameterSelection = "all",
+    method: Literal["exact", "blocks"] = "exact",
     block_size: int | None = None,
-    num_blocks: int = 1,
+    num_blocks: int | None = 1,
     dtype: torch.dtype = torch.float64,
     generator: torch.Generator | None = None,
 ) -> EvidenceGradient:
@@ -75,115 +75,100 @@ def evidence_gradient(
         All training data; inputs are one tensor.
     likelihood, prior, parameters
         As in `LinearizedGP`; nothing of them is changed. The prior is bound if it isn't yet.
+    method
+        "exact", in the smaller of function and weight space; or "blocks", the lower bound from
+        random blocks of rows.
     block_size
-        m, rows of a block; by default so many that they have 400 outputs. N gives the exact
-        evidence.
+        m, rows of a block, or rows at a time; by default so many that they have 400 outputs.
     num_blocks
-        Disjoint random blocks that are averaged.
+        Disjoint random blocks that are averaged; None: all there are.
     dtype
         Of the Jacobians and of linear algebra.
     generator
         Draws the blocks; torch's global one by default.
     """
-    model = _InputModel.of(net, X, y, likelihood, prior, parameters, dtype)
-    blocks = model.blocks(block_size, num_blocks, generator)
-    names, leaves = model.leaves()
-    total, sums = 0.0, [torch.zeros_like(p) for p in leaves]
-    for rows in blocks:
-        evidence = model.evidence(rows)
-        found = torch.autograd.grad(evidence, leaves, allow_unused=True)
-        total += evidence.item() / len(blocks)
-        for gathered, g in zip(sums, found, strict=True):
-            if g is not None:
-                gathered += g / len(blocks)
+    model = InputModel.of(net, X, y, likelihood, prior, parameters, dtype)
+    size = model.block_size(block_size)
+    if method == "blocks":
+        found = _by_blocks(model, size, num_blocks, generator)
+    elif method != "exact":
+        raise ValueError(f'method: expected "exact" or "blocks", got {method!r}')
+    elif model.num_data * model.num_outputs <= model.network.num_parameters:
+        found = _by_blocks(model, model.num_data, 1, generator)
+    else:
+        found = _in_weight_space(model, size)
+    return as_found(net, *found)
+
+
+def as_found(net: nn.Module, evidence: float, gradients: dict[str, Tensor]) -> EvidenceGradient:
+    """With gradients in the dtype and on the device of the network's own parameters."""
     own = dict(net.named_parameters())
-    return EvidenceGradient(
-        total, {n: g.to(own[f"augmentation.{n}"]) for n, g in zip(names, sums, strict=True)}
-    )
+    placed = {name: g.to(own[f"augmentation.{name}"]) for name, g in gradients.items()}
+    return EvidenceGradient(evidence, placed)
 
 
-@dataclass(frozen=True)
-class _InputModel:
-    """What the evidence of a block of rows is made of, with a differentiable copy of T."""
+def gradients_of(model: InputModel, value: Tensor) -> dict[str, Tensor]:
+    """Of a scalar in the parameters of the inputs."""
+    names, leaves = model.leaves()
+    found = torch.autograd.grad(value, leaves, allow_unused=True)
+    return {
+        name: torch.zeros_like(p) if g is None else g
+        for name, p, g in zip(names, leaves, found, strict=True)
+    }
 
-    augmented: Augmented
-    network: LinearizedNetwork
-    prior: Prior
-    likelihood: Likelihood
-    inputs: Tensor
-    targets: Tensor
-    penalty: float
 
-    @staticmethod
-    def of(
-        net: nn.Module,
-        X: Any,
-        y: Any,
-        likelihood: Likelihood,
-        prior: Prior,
-        parameters: ParameterSelection,
-        dtype: torch.dtype,
-    ) -> _InputModel:
-        if not isinstance(net, Augmented):
-            raise TypeError(
-                f"net: got {type(net).__name__}; expected an Augmented network, which has the "
-                "parameters to learn: Augmented(net, InputScale(num_inputs)), for example"
-            )
-        if not net.learnable:
-            raise ValueError(
-                f"net: no parameter of its {type(net.augmentation).__name__} is learnable"
-            )
-        twin = copy.deepcopy(net).eval().requires_grad_(False).to(dtype=dtype)
-        for name, p in twin.augmentation.named_parameters():
-            p.requires_grad_(name in net.learnable)
-        linearized = LinearizedNetwork(Averaged(net.net), parameters, dtype=dtype)
-        prior.bind(linearized.parameter_names)
-        inputs = as_inputs(X)
-        if not isinstance(inputs, Tensor):
-            raise TypeError(f"X: got {type(inputs).__name__}; an augmentation takes one tensor")
-        targets = as_tensor(y, "y")
-        if len(targets) != num_rows(inputs):
-            raise ValueError(f"X and y: {len(inputs)} rows of inputs, but {len(targets)} targets")
-        inputs = inputs.to(linearized.device, dtype)
-        with torch.no_grad():
-            shape = tuple(twin(inputs[:1]).shape[1:]) or (1,)
-            weights = float(penalty(net, prior))
-        targets = likelihood.check_targets(targets, shape, dtype).to(linearized.device)
-        return _InputModel(twin, linearized, prior, likelihood, inputs, targets, weights)
+def add_(total: dict[str, Tensor], more: dict[str, Tensor], factor: float = 1.0) -> None:
+    """`total += factor · more`."""
+    for name, g in more.items():
+        total[name] = total[name] + factor * g if name in total else factor * g
 
-    @property
-    def augmentation(self) -> Augmentation:
-        return self.augmented.augmentation
 
-    def leaves(self) -> tuple[list[str], list[nn.Parameter]]:
-        """Names and tensors of what the evidence is differentiated in."""
-        named = {n: p for n, p in self.augmentation.named_parameters() if p.requires_grad}
-        return list(named), list(named.values())
+def _by_blocks(
+    model: InputModel, size: int, number: int | None, generator: torch.Generator | None
+) -> tuple[float, dict[str, Tensor]]:
+    if number is not None and number < 1:
+        raise ValueError(f"num_blocks: expected 1 or more, got {number}")
+    blocks = list(islice(model.blocks(size, generator), number))
+    share = model.num_data / (size * len(blocks))
+    evidence, total = -model.penalty, dict[str, Tensor]()
+    for rows in blocks:
+        at = model.rows(rows)
+        value = at.log_likelihood - 0.5 * model.block_determinant(at)
+        evidence += share * value.item()
+        add_(total, gradients_of(model, value), share)
+    return evidence, total
 
-    def blocks(
-        self, size: int | None, number: int, generator: torch.Generator | None
-    ) -> list[Tensor]:
-        """Disjoint random blocks of rows."""
-        num_data = len(self.inputs)
-        if size is None:
-            outputs = self.augmented(self.inputs[:1]).numel()
-            size = max(1, _BLOCK // outputs)
-        size = min(size, num_data)
-        if size < 1 or number < 1:
-            raise ValueError(f"block_size, num_blocks: expected 1 or more, got {size}, {number}")
-        order = torch.randperm(num_data, generator=generator).to(self.inputs.device)
-        whole = [rows for rows in order.split(size)[:number] if len(rows) == size]
-        return whole
 
-    def evidence(self, rows: Tensor) -> Tensor:
-        """The estimate from these rows, 0-d, with a graph to the parameters of the inputs."""
-        pick = itemgetter(rows)
-        augmented, targets = self.augmented.augment(pick(self.inputs)), pick(self.targets)
-        share = len(self.inputs) / len(rows)
-        f, factors = self.network.factors(augmented)
-        root = self.likelihood.curvature_root(targets, f)
-        kernel = root.congruence(gram(factors, variances=self.prior.variances().detach().to(f)))
-        eye = torch.eye(len(kernel), dtype=kernel.dtype, device=kernel.device)
-        complexity = 2 * torch.linalg.cholesky(eye + kernel).diagonal().log().sum()
-        log_likelihood = self.likelihood.log_prob(targets, f).sum()
-        return share * (log_likelihood - 0.5 * complexity) - self.penalty
+def _in_weight_space(model: InputModel, size: int) -> tuple[float, dict[str, Tensor]]:
+    scale = model.scale()
+    factor = torch.eye(len(scale), dtype=scale.dtype, device=scale.device)
+    evidence, total = -model.penalty, dict[str, Tensor]()
+    with torch.no_grad():
+        for rows in model.pieces(size):
+            at = model.rows(rows)
+            phi = model.jacobian(at) * scale
+            factor.addmm_(phi.mT, phi)
+            evidence += at.log_likelihood.item()
+        factor = torch.linalg.cholesky(factor)
+        evidence -= factor.diagonal().log().sum().item()
+    for rows in model.pieces(size):
+        at = model.rows(rows)
+        value = at.log_likelihood - 0.5 * volume(model.jacobian(at), scale, factor)
+        add_(total, gradients_of(model, value))
+    return evidence, total
+
+
+def volume(rooted: Tensor, scale: Tensor, factor: Tensor) -> Tensor:
+    """tr(Φ_b A⁻¹ Φ_bᵀ), 0-d, whose gradients sum to that of log det A.
+
+    Parameters
+    ----------
+    rooted
+        Rᵀ Ĵ of some rows, (m·K x P).
+    scale
+        Σ0^{1/2}, (P,).
+    factor
+        The Cholesky factor of A, held fixed.
+    """
+    phi = rooted * scale
+    return torch.linalg.solve_triangular(factor, phi.mT, upper=False).square().sum()
