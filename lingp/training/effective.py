@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from lingp.inference.sparse.posterior import SparsePosterior
 from lingp.models import LinearizedGP
 
 
 def effective_parameters(gp: LinearizedGP) -> float:
     """γ = tr (I + Φ Φᵀ)⁻¹ Φ Φᵀ = Σ_l v_l ∂ log det(I + Φ Φᵀ) / ∂ v_l.
+
+    For a sparse posterior, of its log determinant with what it leaves out.
 
     Parameters
     ----------
@@ -16,6 +19,8 @@ def effective_parameters(gp: LinearizedGP) -> float:
         With data.
     """
     laplace = gp._fitted()
+    if isinstance(sparse := laplace.solution().posterior, SparsePosterior):
+        return float(_of_sparse(sparse))
     raw = list(laplace.prior.parameters())
     wanted = [p.requires_grad for p in raw]
     for p in raw:
@@ -29,3 +34,16 @@ def effective_parameters(gp: LinearizedGP) -> float:
         for p, flag in zip(raw, wanted, strict=True):
             p.requires_grad_(flag)
     return float(slopes @ posterior.variances.detach())
+
+
+@torch.no_grad()
+def _of_sparse(posterior: SparsePosterior) -> torch.Tensor:
+    """m - tr A⁻¹ + ∂l/∂log c of all variances times c: Ψ grows by √c, t and l's slope follow.
+
+    l = r log(1 + t/r) gives t / (1 + t/r), l = t gives t: t times the variance outside the span.
+    """
+    factor = posterior.factorization.factor
+    eye = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+    inverse = torch.linalg.solve_triangular(factor, eye, upper=False)
+    outside = posterior.complement_variance * posterior.trace_term().clamp(min=0)
+    return len(factor) - inverse.square().sum() + outside
