@@ -7,204 +7,179 @@ linearised model without the group g is that with it times the Savage–Dickey d
 
     Δ log q(D) = log N(0 | m_g, S_gg) - log N(0 | μ_g, I)
 
-and the other weights move by -S_rg S_gg⁻¹ m_g (the optimal brain surgeon: Hassibi and Stork, 1993,
-eq. 5), their covariance to S_rr - S_rg S_gg⁻¹ S_gr. That is exact for a refitted mean and Gaussian
-noise. Around a network that is not at the mode, with b the gradient of its log joint density,
+while the other weights move by -S_rg S_gg⁻¹ m_g (the optimal brain surgeon: Hassibi and Stork,
+1993, eq. 5) and their covariance becomes S' = S - S_:g S_gg⁻¹ S_g:. For a refitted mean and
+Gaussian noise that is exact. Around a network that is not at the mode, with b the gradient of its
+log joint density in e,
 
     Δ = -½ m_gᵀ S_gg⁻¹ m_g - (S b)_gᵀ S_gg⁻¹ m_g - ½ log det S_gg + ½ |μ_g|²
 
-is exact for what the moved weights have. Where b = 0 it is the ratio above.
-
-A hidden unit is no straight line in its weights: without those that leave it, those that enter have
-no effect, and the linearisation counts the loss twice. With d the true change of the outputs when
-all its weights are zero, from a forward pass, ρ = ∇_f log p(y | f), and the other weights linear,
-
-    Δ = ρᵀ d - ½ dᵀ Λ d + ½ |m_g - μ_g|² + ½ Mᵀ S' M - bᵀ S' M - ½ log det S_gg
-    M = Σ0^{1/2} Jᵀ Λ d,        S' = S - S_:g S_gg⁻¹ S_g:
-
-and they move by -S' M. Without a move the terms with S' are gone (optimal brain damage). For
-d = -J_g θ_g, both formulas agree.
+is exact for the moved weights of the linearised model; where b = 0, it is the ratio.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from lingp.inference import LinearizedLaplace
-from lingp.inference.weight_space import WeightSpace
+from lingp.inference import LinearizedLaplace, TrainingSet
+from lingp.likelihoods import CurvatureRoot
 
 
 class LocalEvidence:
     """Posterior of the whitened weights of one linearisation, from which groups are taken out.
 
+    In float64, with a dense matrix of P x P or N·C x P, whichever is smaller.
+
     Parameters
     ----------
     laplace
-        Any posterior mean. S is dense, (P x P).
+        Any posterior mean, likelihood and prior.
 
     Attributes
     ----------
-    mean, covariance
-        m (P,) and S (P x P) of what is left; 0 for what is taken out.
-    movement
-        Of the whitened weights that are left, (P,).
+    mean
+        m (P,) of what is left; 0 for what is taken out.
+    left
+        Which weights aren't taken out, (P,).
     change
-        Predicted change of the log evidence by all that was taken out, in nats.
+        Expected change of the log evidence by all that was taken out, in nats.
     """
 
     @torch.no_grad()
     def __init__(self, laplace: LinearizedLaplace) -> None:
-        training, root = laplace.training, laplace.curvature_root()
-        posterior = WeightSpace(training, laplace.prior, root)
-        self.training, self.root, self.scale = training, root, posterior.scale
-        identity = torch.eye(len(self.scale), dtype=self.scale.dtype, device=self.scale.device)
-        self.covariance = posterior.factorization.solve(identity)
+        training = laplace.training
+        variances = laplace.prior.variances().to(training.outputs)
+        scale = training.per_weight(variances).double().sqrt()
+        self._covariance = _covariance(training, laplace.curvature_root(), scale)
         weights, outputs = training.linearized.weights(), training.outputs
-        self.shift = laplace.weight_shift()  # from the network to a refitted mean
-        if self.shift is not None:
-            weights = weights + self.shift
-            outputs = outputs + training.matmul(self.shift.unsqueeze(-1)).squeeze(-1)
-        self.mean = weights / self.scale
-        self.prior_mean = (laplace.prior.mean.to(weights) / self.scale).expand_as(weights)
-        self.residual = laplace.data_term.residual(outputs)  # ρ, (N x C)
-        slope = training.t_matmul(self.residual.unsqueeze(-1)).squeeze(-1)
-        self.gradient = self.scale * slope - (self.mean - self.prior_mean)  # b
-        self.step = self.covariance @ self.gradient  # S b
-        self.movement = torch.zeros_like(self.mean)
+        shift = laplace.weight_shift()  # from the network to a refitted mean
+        if shift is not None:
+            weights = weights + shift
+            outputs = outputs + training.matmul(shift.unsqueeze(-1)).squeeze(-1)
+        self.mean = weights / scale
+        self._prior_mean = (laplace.prior.mean.to(weights) / scale).expand_as(weights)
+        residual = laplace.data_term.residual(outputs).unsqueeze(-1)
+        slope = training.t_matmul(residual).squeeze(-1)
+        gradient = scale * slope - (self.mean - self._prior_mean)  # b
+        self._step = self._covariance.matmul(gradient)  # S b
+        self.left = torch.ones_like(scale, dtype=torch.bool)
         self.change = 0.0
 
     @torch.no_grad()
     def single_changes(self) -> Tensor:
-        """Δ of each weight on its own, (P,); NaN for those that are out."""
-        variance = self.covariance.diagonal()
-        fit = -(0.5 * self.mean + self.step) * self.mean / variance
-        return fit - 0.5 * variance.log() + 0.5 * self.prior_mean.square()
+        """Δ of each weight on its own, (P,); 0 for those that are out."""
+        variance = self._covariance.diagonal()
+        fit = -(0.5 * self.mean + self._step) * self.mean / variance
+        changes = fit - 0.5 * variance.log() + 0.5 * self._prior_mean.square()
+        return changes.where(self.left, 0.0)
 
     @torch.no_grad()
-    def change_of(self, group: Tensor) -> float:
-        """Δ of a group of weights (k,), with linear effect."""
-        factor = torch.linalg.cholesky(self.covariance[group[:, None], group])
-        solved = torch.cholesky_solve(self.mean[group, None], factor).squeeze(-1)
-        fit = -(0.5 * self.mean[group] + self.step[group]) @ solved
-        volume = factor.diagonal().log().sum()
-        return float(fit - volume + 0.5 * self.prior_mean[group].square().sum())
+    def changes(self, groups: Sequence[Tensor]) -> Tensor:
+        """Δ of each group of weights on its own, (U,); those that are out count no more."""
+        groups = [group[self.left[group]] for group in groups]
+        made = self.mean.new_zeros(len(groups))
+        for size in {len(group) for group in groups}:
+            rows = [j for j, group in enumerate(groups) if len(group) == size]
+            index = torch.stack([groups[j] for j in rows])  # (u, k)
+            factor = torch.linalg.cholesky(self._covariance.blocks(index))
+            right = torch.stack([self.mean[index], self._step[index]], -1)
+            half = torch.linalg.solve_triangular(factor, right, upper=False)
+            fit = -((0.5 * half[..., 0] + half[..., 1]) * half[..., 0]).sum(-1)
+            volume = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            made[rows] = fit - volume + 0.5 * self._prior_mean[index].square().sum(-1)
+        return made
 
     @torch.no_grad()
     def remove(self, group: Tensor) -> None:
-        """Take a group of weights (k,) out, with linear effect."""
-        self.change += self.change_of(group)
-        half, factor = self._half(group)
-        self.movement -= _through(half, factor, self.mean[group])
-        self.mean -= _through(half, factor, self.mean[group])
-        self._condition(group, half, factor)
-        self.mean[group] = self.movement[group] = 0
-
-    def _half(self, group: Tensor) -> tuple[Tensor, Tensor]:
-        """L⁻¹ S_g: (k x P), with L Lᵀ = S_gg."""
-        factor = torch.linalg.cholesky(self.covariance[group[:, None], group])
-        half = torch.linalg.solve_triangular(factor, self.covariance[group], upper=False)
-        return half, factor
-
-    def _condition(self, group: Tensor, half: Tensor, factor: Tensor) -> None:
-        """S becomes S', and S b becomes S' b."""
-        self.step -= _through(half, factor, self.step[group])
-        self.step[group] = 0
-        self.covariance.addmm_(half.mT, half, alpha=-1)
-        self.covariance[group] = 0  # rounding brings no weight back
-        self.covariance[:, group] = 0
+        """Take a group of weights (k,) out, those of them that aren't."""
+        group = group[self.left[group]]
+        self.change += float(self.changes([group]))
+        factor = torch.linalg.cholesky(self._covariance.blocks(group.unsqueeze(0))[0])
+        values = torch.stack([self.mean, self._step], -1)
+        solved = torch.cholesky_solve(values[group], factor)
+        values -= self._covariance.rows(group).mT @ solved
+        values[group] = 0
+        self.mean, self._step = values.unbind(-1)
+        self._covariance.condition(group, factor)
+        self.left[group] = False
 
 
-class UnitEvidence(LocalEvidence):
-    """Hidden units as groups, whose loss changes the outputs by what a forward pass says.
+def _covariance(training: TrainingSet, root: CurvatureRoot, scale: Tensor) -> _Dense | _LowRank:
+    """S = (I + Φᵀ Φ)⁻¹."""
 
-    Parameters
-    ----------
-    laplace
-        Any posterior mean.
-    groups
-        Indices of each unit's weights.
-    effects
-        d, the change of the outputs without each unit, (N x C x U).
-    compensate
-        Whether the other weights make up for a unit.
-    """
+    def rows() -> Iterator[Tensor]:
+        for here, jacobian in training.dense_chunks():
+            yield root.rows(here).t_apply(jacobian).flatten(0, 1).double() * scale
 
-    @torch.no_grad()
-    def __init__(
-        self,
-        laplace: LinearizedLaplace,
-        groups: Sequence[Tensor],
-        effects: Tensor,
-        *,
-        compensate: bool = True,
-    ) -> None:
-        super().__init__(laplace)
-        self.groups, self.compensate = list(groups), compensate
-        if self.shift is not None:
-            moved = torch.zeros(len(self.scale), len(groups)).to(effects)
-            for j, group in enumerate(groups):
-                moved[group, j] = self.shift[group]
-            effects = effects - self.training.matmul(moved)
-        whitened = self.root.t_apply(effects)  # Rᵀ d
-        flat = whitened.flatten(0, 1)
-        self.products = flat.mT @ flat  # dᵀ Λ d, (U x U)
-        self.slopes = (self.residual.unsqueeze(-1) * effects).sum((0, 1))  # ρᵀ d, (U,)
-        self.forces = self.scale.unsqueeze(-1) * self.training.t_matmul(self.root.apply(whitened))
-        self.answers = self.covariance @ self.forces  # S M, (P x U)
-        self.deviations = torch.stack(
-            [0.5 * (self.mean[g] - self.prior_mean[g]).square().sum() for g in self.groups]
-        )
-        self.out = torch.zeros_like(self.slopes)  # 1 for units that are out
-        self.volume = 0.0
-
-    @torch.no_grad()
-    def unit_changes(self) -> Tensor:
-        """Δ of each unit, given those that are out, (U,); -inf for them."""
-        return self._totals()[0] - self.change
-
-    @torch.no_grad()
-    def remove_unit(self, unit: int) -> None:
-        """Take a unit out."""
-        totals, volumes = self._totals()
-        self.change, self.volume = float(totals[unit]), float(volumes[unit])
-        group = self.groups[unit]
-        half, factor = self._half(group)
-        rest = torch.linalg.solve_triangular(factor, self.answers[group], upper=False)
-        self.answers -= half.mT @ rest
-        self.answers[group] = 0
-        self._condition(group, half, factor)
-        self.out[unit] = 1
-        if self.compensate:
-            self.movement = -self.answers @ self.out
-
-    def _totals(self) -> tuple[Tensor, Tensor]:
-        """The change by all that is out and each further unit, and what volumes add to it."""
-        out = self.out
-        slopes = out @ self.slopes + self.slopes
-        both = out @ self.products
-        squares = out @ both + 2 * both + self.products.diagonal()
-        fit = slopes - 0.5 * squares + out @ self.deviations + self.deviations
-        forces = (self.forces @ out).unsqueeze(-1) + self.forces  # M of the set
-        answers = (self.answers @ out).unsqueeze(-1) + self.answers
-        gain = 0.5 * (forces * answers).sum(0) - self.gradient @ answers
-        volumes = torch.full_like(slopes, self.volume)
-        for j, group in enumerate(self.groups):
-            if out[j]:
-                fit[j] = -torch.inf
-                continue
-            factor = torch.linalg.cholesky(self.covariance[group[:, None], group])
-            volumes[j] -= factor.diagonal().log().sum()
-            rest = torch.linalg.solve_triangular(
-                factor, torch.stack([answers[group, j], self.step[group]], -1), upper=False
-            )
-            gain[j] += (rest[:, 1] - 0.5 * rest[:, 0]) @ rest[:, 0]
-        return fit + volumes + (gain if self.compensate else 0.0), volumes
+    if training.num_data * root.rank < len(scale):
+        return _LowRank(torch.cat(list(rows())))
+    squared = torch.eye(len(scale), dtype=scale.dtype, device=scale.device)
+    for block in rows():
+        squared.addmm_(block.mT, block)
+    return _Dense(torch.cholesky_inverse(torch.linalg.cholesky(squared)))
 
 
-def _through(half: Tensor, factor: Tensor, values: Tensor) -> Tensor:
-    """S_:g S_gg⁻¹ values, (P,)."""
-    rest = torch.linalg.solve_triangular(factor, values.unsqueeze(-1), upper=False)
-    return (half.mT @ rest).squeeze(-1)
+class _Dense:
+    """S as it is, (P x P)."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+
+    def matmul(self, v: Tensor) -> Tensor:
+        return self.matrix @ v
+
+    def diagonal(self) -> Tensor:
+        return self.matrix.diagonal()
+
+    def blocks(self, index: Tensor) -> Tensor:
+        """S_gg of groups of equal size, (u x k) -> (u x k x k)."""
+        return self.matrix[index[:, :, None], index[:, None]]
+
+    def rows(self, group: Tensor) -> Tensor:
+        """S_g:, (k x P)."""
+        return self.matrix[group]
+
+    def condition(self, group: Tensor, factor: Tensor) -> None:
+        """S' = S - S_:g S_gg⁻¹ S_g:, with the Cholesky factor of S_gg."""
+        half = torch.linalg.solve_triangular(factor, self.matrix[group], upper=False)
+        self.matrix.addmm_(half.mT, half, alpha=-1)
+        self.matrix[group] = 0  # rounding brings no weight back
+        self.matrix[:, group] = 0
+
+
+class _LowRank:
+    """S = I - Φᵀ Y with Y = (I + Φ Φᵀ)⁻¹ Φ, (N·K x P)."""
+
+    def __init__(self, whitened: Tensor) -> None:
+        squared = whitened @ whitened.mT
+        squared.diagonal().add_(1)
+        self.whitened = whitened  # Φ
+        self.solved = torch.cholesky_solve(whitened, torch.linalg.cholesky(squared))  # Y
+
+    def matmul(self, v: Tensor) -> Tensor:
+        return v - self.whitened.mT @ (self.solved @ v)
+
+    def diagonal(self) -> Tensor:
+        return 1 - (self.whitened * self.solved).sum(0)
+
+    def blocks(self, index: Tensor) -> Tensor:
+        """S_gg of groups of equal size, (u x k) -> (u x k x k)."""
+        identity = torch.eye(index.shape[1], dtype=self.solved.dtype, device=self.solved.device)
+        products = [self.whitened[:, g].mT @ self.solved[:, g] for g in index]
+        return identity - torch.stack(products)
+
+    def rows(self, group: Tensor) -> Tensor:
+        """S_g:, (k x P)."""
+        made = -self.solved[:, group].mT @ self.whitened
+        made[torch.arange(len(group), device=group.device), group] += 1
+        return made
+
+    def condition(self, group: Tensor, factor: Tensor) -> None:
+        """Y' = Y + Y_g S_gg⁻¹ Φ_gᵀ Y, with the Cholesky factor of S_gg."""
+        answer = torch.cholesky_solve(self.whitened[:, group].mT @ self.solved, factor)
+        self.solved += self.solved[:, group] @ answer
+        self.whitened[:, group] = 0
+        self.solved[:, group] = 0

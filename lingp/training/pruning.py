@@ -27,7 +27,6 @@ def prune(
     *,
     until: int | float | None = None,
     max_loss: float | None = None,
-    compensate: bool = True,
     progress: bool = True,
 ) -> Pruned:
     """Take out what the evidence doesn't need; nothing is trained, and hyperparameters stay.
@@ -43,8 +42,6 @@ def prune(
     max_loss
         Nats below the largest log evidence on the way that may be lost. 0 leaves the network of
         largest evidence. By default 0, or, with `until`, whatever it takes.
-    compensate
-        Whether the other weights move to make up for a removal.
     progress
         Whether a progress bar is shown.
 
@@ -84,7 +81,7 @@ def prune(
         raise ValueError("trained: pruning takes all data in one process, without process_group")
     _check_memory(gp)
     allowed = (math.inf if until is not None else 0.0) if max_loss is None else max_loss
-    search = Search(gp, what, compensate)
+    search = Search(gp, what)
     least = 0 if until is None else int(until if until >= 1 else until * search.number)
     with count(f"pruning {what}", show=progress) as tick:
         search.run(least, allowed, tick)

@@ -12,21 +12,24 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from lingp.inference import FunctionSpace, LinearizedLaplace, Posterior, WeightSpace
 from lingp.linearization import LinearizedNetwork
 from lingp.linearization.inputs import num_rows
 from lingp.linearization.selection import unwrapped
 from lingp.models import LinearizedGP
 from lingp.priors import Prior
-from lingp.training.local_evidence import LocalEvidence, UnitEvidence
+from lingp.training.local_evidence import LocalEvidence
 from lingp.training.switched import Switched, per_weight, positions, prior_of_kept
-from lingp.training.units import Unit, effects, hidden_units, without
+from lingp.training.units import Unit, hidden_units, without
 
 What = Literal["units", "weights"]
 Order = list[tuple[int, float]]  # what goes, with the expected changes
 
 _SHARE = 0.2  # of what is left, at most, that goes in one round
 _FAILURES = 3  # in a row after which nothing more is tried
-_LENGTHS = (1.0, 0.5, 0.25, 0.0)  # of the others' step
+_MOVES = 8  # of the other weights, at most
+_LENGTHS = (1.0, 0.5, 0.25, 0.125)  # of a move
+_ENOUGH = 0.05  # nats of a move after which the next is not worth its time
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,8 @@ class State:
 class Search:
     """Rounds of removals, each from one linearisation and checked by the evidence after it."""
 
-    def __init__(self, gp: LinearizedGP, what: What, compensate: bool) -> None:
-        self.given, self.what, self.compensate = gp, what, compensate
+    def __init__(self, gp: LinearizedGP, what: What) -> None:
+        self.given, self.what = gp, what
         self.linearized, self.batches = copy.deepcopy(gp.linearized), list(_batches(gp))
         self.units: list[Unit] = []
         self.links: dict[str, str] = {}
@@ -151,72 +154,71 @@ class Search:
         """What to take out next, from one linearisation, with the expected changes.
 
         At least one, whatever is expected of it; further ones while no more than `allowed` is lost
-        since the largest evidence, `behind` which this network is.
+        since the largest evidence, which this network is `behind`.
         """
-        laplace = self.state.gp._fitted()
-        if self.what == "weights":
-            weights = LocalEvidence(laplace)
-            return self._weights(weights, most, behind, allowed), weights
-        candidates = [i for i in self.alive if i not in self.refused]
-        chosen = [self.units[i] for i in candidates]
-        groups = [unit.weights.to(self.state.theta.device) for unit in chosen]
-        local = UnitEvidence(
-            laplace, groups, effects(laplace.training, chosen), compensate=self.compensate
-        )
+        local = LocalEvidence(self.state.gp._fitted())
+        pick = self._pick_weights if self.what == "weights" else self._pick_units
         order: Order = []
-        peak = -behind
+        peak, width = -behind, max(1, most // 8)
         while len(order) < most:
-            changes = local.unit_changes()
-            left = Counter(self.units[i].layer for i in self.alive)
-            left.subtract(self.units[i].layer for i, _ in order)
-            for j, unit in enumerate(chosen):
-                if left[unit.layer] == 1:
-                    changes[j] = -torch.inf
-            j = int(changes.argmax())
-            change = float(changes[j])
-            if not math.isfinite(change) or (order and local.change + change < peak - allowed):
+            values, picked = pick(local, min(width, most - len(order)), order)
+            if not picked:
                 break
-            local.remove_unit(j)
-            order.append((candidates[j], change))
-            peak = max(peak, local.change)
-        return order, local
-
-    def _weights(self, local: LocalEvidence, most: int, behind: float, allowed: float) -> Order:
-        """Several at once while their changes add up."""
-        order: Order = []
-        usable = torch.zeros_like(self.state.on)
-        usable[[i for i in self.alive if i not in self.refused]] = True
-        size, peak = max(1, most // 8), -behind
-        while len(order) < most and bool(usable.any()):
-            changes = local.single_changes().where(usable, -torch.inf)
-            values, index = changes.topk(min(size, most - len(order), int(usable.sum())))
-            total, expected = local.change_of(index), float(values.sum())
+            group = torch.cat([self._places(i) for i in picked])
+            total, expected = float(local.changes([group])), sum(values)
             too_much = local.change + total < peak - allowed
-            if len(index) > 1 and (too_much or total < expected - 0.1 * len(index)):
-                size = len(index) // 2
+            # together they may lose what each alone leaves to the others
+            if len(picked) > 1 and (too_much or total < expected - 0.1 * len(picked)):
+                width = len(picked) // 2
                 continue
             if order and too_much:
                 break
-            local.remove(index)
-            usable[index] = False
-            share = (total - expected) / len(index)
-            order += [(int(i), float(v) + share) for i, v in zip(index, values, strict=True)]
+            local.remove(group)
+            share = (total - expected) / len(picked)
+            order += [(i, value + share) for i, value in zip(picked, values, strict=True)]
             peak = max(peak, local.change)
-        return order
+        return order, local
+
+    def _pick_weights(
+        self, local: LocalEvidence, number: int, order: Order
+    ) -> tuple[list[float], list[int]]:
+        """Some weights of largest change, and their changes."""
+        usable = torch.zeros_like(self.state.on)
+        usable[list(self._usable(order))] = True
+        changes = local.single_changes().where(usable, -torch.inf)
+        values, index = changes.topk(min(number, int(usable.sum())))
+        return values.tolist(), index.tolist()
+
+    def _pick_units(
+        self, local: LocalEvidence, number: int, order: Order
+    ) -> tuple[list[float], list[int]]:
+        """The unit of largest change, not the last of its layer, and its change."""
+        usable = self._usable(order)
+        left = Counter(self.units[i].layer for i in self.alive)
+        left.subtract(self.units[i].layer for i, _ in order)
+        candidates = [i for i in usable if left[self.units[i].layer] > 1]
+        if not candidates:
+            return [], []
+        changes = local.changes([self._places(i) for i in candidates])
+        best = int(changes.argmax())
+        return [float(changes[best])], [candidates[best]]
+
+    def _usable(self, order: Order) -> list[int]:
+        taken = {i for i, _ in order} | self.refused
+        return [i for i in self.alive if i not in taken]
+
+    def _places(self, i: int) -> Tensor:
+        """Places among the P weights."""
+        device = self.state.theta.device
+        return self.units[i].weights.to(device) if self.units else torch.tensor([i], device=device)
 
     def _attempt(self, order: Order, local: LocalEvidence) -> State:
         """The network without these, its other weights moved as far as that is good."""
         state = self.state
         on = state.on.clone()
-        for i, _ in order:
-            on[self.units[i].weights.to(on.device) if self.units else i] = False
-        move = local.scale * local.movement
-        lengths = _LENGTHS if self.compensate else (0.0,)
-        tried = [torch.where(on, state.theta + t * move, 0.0) for t in lengths]
-        theta = max(tried, key=lambda candidate: self._log_joint(candidate, on))
-        set_weights(self.linearized.network, self.linearized.parameter_names, theta)
-        prior = Switched(copy.deepcopy(self.given.prior), on)
-        gp = _refitted(self.given, self.linearized.network, prior, self.batches)
+        on[torch.cat([self._places(i) for i, _ in order])] = False
+        theta = torch.where(on, state.theta, 0.0)
+        theta, gp = self._restored(theta, on)
         evidence = gp.evidence().value
         evidence = evidence if math.isfinite(evidence) else -math.inf
         removed = [Removal(self._name(i), change, evidence) for i, change in order]
@@ -224,14 +226,53 @@ class Search:
         return State(theta, on, gp, evidence, (*state.removed, *removed), predicted)
 
     @torch.no_grad()
+    def _restored(self, theta: Tensor, on: Tensor) -> tuple[Tensor, LinearizedGP]:
+        """Move weights so that the outputs are what they were before the round.
+
+        Gauss–Newton steps to the least ½ |Rᵀ (f - f_before)|² + ½ |e - e_before|²: what the log
+        joint density loses, where the network before was at its mode. They go on while the log
+        joint density grows.
+        """
+        wanted, start = self.state.gp._fitted().training.outputs, theta
+        gp, value = self._conditioned(theta, on), self._log_joint(theta, on)
+        for _ in range(_MOVES):
+            laplace = gp._fitted()
+            training, posterior = laplace.training, _exact_posterior(laplace)
+            lost, root = (training.outputs - wanted).unsqueeze(-1), posterior.root
+            force = training.t_matmul(root.apply(root.t_apply(lost))).squeeze(-1)
+            force = posterior.scale * force + (theta - start) / posterior.scale
+            move = -posterior.scale * posterior.precision_solve(force.unsqueeze(-1)).squeeze(-1)
+            move = torch.where(on, move, 0.0)
+            for length in _LENGTHS:
+                moved = self._log_joint(theta + length * move, on)
+                if moved > value:
+                    break
+            else:
+                break
+            theta, gain, value = theta + length * move, moved - value, moved
+            gp = self._conditioned(theta, on)
+            if gain < _ENOUGH:
+                break
+        return theta, gp
+
+    def _conditioned(self, theta: Tensor, on: Tensor) -> LinearizedGP:
+        set_weights(self.linearized.network, self.linearized.parameter_names, theta)
+        prior = Switched(copy.deepcopy(self.given.prior), on)
+        return _refitted(self.given, self.linearized.network, prior, self.batches)
+
+    @torch.no_grad()
+    def _outputs(self, theta: Tensor) -> Tensor:
+        """Outputs at the training data with these weights, (N x C)."""
+        set_weights(self.linearized.network, self.linearized.parameter_names, theta)
+        return torch.cat([self.linearized(x) for x in self.given._fitted().training.inputs])
+
+    @torch.no_grad()
     def _log_joint(self, theta: Tensor, on: Tensor) -> float:
         """log p(D | θ) - ½ |Σ0^{-1/2} (θ - μ0)|² of the weights that are on."""
-        laplace, linearized = self.given._fitted(), self.linearized
-        set_weights(linearized.network, linearized.parameter_names, theta)
-        f = torch.cat([linearized(x) for x in laplace.training.inputs])
-        squares = (theta - laplace.prior.mean.to(theta)).square() / per_weight(laplace.prior).to(
-            theta
-        )
+        laplace = self.given._fitted()
+        f = self._outputs(theta)
+        variances = per_weight(laplace.prior).to(theta)
+        squares = (theta - laplace.prior.mean.to(theta)).square() / variances
         value = float(laplace.data_term.log_prob(f) - 0.5 * squares[on].sum())
         return value if math.isfinite(value) else -math.inf
 
@@ -283,6 +324,16 @@ def set_weights(net: nn.Module, names: Sequence[str], theta: Tensor) -> None:
     chosen = [dict(net.named_parameters())[name] for name in names]
     for p, part in zip(chosen, theta.split([p.numel() for p in chosen]), strict=True):
         p.copy_(part.view_as(p))
+
+
+def _exact_posterior(laplace: LinearizedLaplace) -> Posterior:
+    """The posterior of all weights, with the curvature of the evidence."""
+    made = laplace.solution().posterior
+    if isinstance(made, (WeightSpace, FunctionSpace)):
+        return made
+    training, root = laplace.training, laplace.curvature_root()
+    smaller = training.num_data * root.rank < training.num_parameters
+    return (FunctionSpace if smaller else WeightSpace)(training, laplace.prior, root)
 
 
 def _refitted(

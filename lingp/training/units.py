@@ -10,9 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lingp.inference import TrainingSet
 from lingp.linearization import LinearizedNetwork
-from lingp.training.switched import positions
 
 # modules that treat every unit alike and on its own
 _ELEMENTWISE = (
@@ -135,23 +133,6 @@ def _rows(places: Mapping[str, Tensor], linearized: LinearizedNetwork) -> list[U
             'what="weights"'
         )
     return units
-
-
-@torch.no_grad()
-def effects(training: TrainingSet, units: Sequence[Unit]) -> Tensor:
-    """Change of the outputs at the training data without each unit, (N x C x U)."""
-    linearized = copy.deepcopy(training.linearized)
-    chosen = [p.data.view(-1) for p in linearized.chosen().values()]
-    made = training.outputs.new_empty(*training.outputs.shape, len(units))
-    for j, unit in enumerate(units):
-        where = positions(linearized.parameter_slices, unit.weights)
-        before = {i: chosen[i][at].clone() for i, at in where.items()}
-        for i, at in where.items():
-            chosen[i][at] = 0
-        made[..., j] = torch.cat([linearized(x) for x in training.inputs]) - training.outputs
-        for i, at in where.items():
-            chosen[i][at] = before[i]
-    return made
 
 
 @torch.no_grad()
