@@ -100,6 +100,7 @@ class Prior(gpytorch.Module, ABC):
                 f"...) and can't be bound to another with {len(names)} "
                 f"({self._first(names, sizes)}, ...); make a new prior for it"
             )
+        self.shapes = self.shapes or sizes
         return self
 
     def bind_to(self, network: FrozenCopy) -> Prior:

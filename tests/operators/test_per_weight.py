@@ -202,3 +202,22 @@ def test_another_number_of_variances_is_refused():
     size = factors.num_parameters
     with pytest.raises(ValueError, match=rf"variances: got shape .*one per parameter.*\({size},\)"):
         gram(factors, variances=torch.ones(size + 1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", names("basic", "convolution", "shared"))
+@pytest.mark.usefixtures("pieces")
+def test_gradients_of_groups(name, kind):
+    """With groups, sums over them are what they are without."""
+    prior = KINDS[kind]().bind_to(network(name))
+    here, there = factors_of(name), factors_of(name, 3, seed=1)
+    v = variances_of(name, kind).requires_grad_()
+    for other in (None, there):
+        slopes = []
+        for groups in (None, prior.group):
+            kernel = gram(here, other, v, groups)
+            weights = torch.linspace(-1, 2, kernel.numel(), dtype=torch.float64).view_as(kernel)
+            (slope,) = torch.autograd.grad(kernel, v, weights)
+            total = torch.zeros(prior.num_groups, dtype=torch.float64)
+            slopes.append(total.index_add(0, prior.group, slope))
+        close(slopes[1], slopes[0], 1e-11)

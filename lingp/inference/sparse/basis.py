@@ -38,20 +38,28 @@ class Basis:
     points
         Z.
     variances
-        Prior variance of each parameter tensor, (L,); results are differentiable in them if they
-        have a graph.
+        Prior variance of each parameter tensor (L,) or weight (P,); results are differentiable in
+        them if they have a graph.
     keep_bytes
         Memory that blocks of Ψ may take to be kept.
+    groups
+        Which weights have the same variance, as `lingp.operators.gram` takes it.
     """
 
     def __init__(
-        self, training: TrainingSet, points: InducingPoints, variances: Tensor, keep_bytes: float
+        self,
+        training: TrainingSet,
+        points: InducingPoints,
+        variances: Tensor,
+        keep_bytes: float,
+        groups: Tensor | None = None,
     ) -> None:
         self.training = training
         self.points = points
         self.variances = variances
         self.keep_bytes = keep_bytes
-        self.factor = _factor(points.kernel(variances))  # L
+        self.groups = groups
+        self.factor = _factor(points.kernel(variances, groups))  # L
         self._kept: list[tuple[slice, Tensor]] | None = None
         self._num_passes = 0
         self._diagonal: Tensor | None = None
@@ -101,7 +109,7 @@ class Basis:
         shards = self.training.shards
         if not self._has_graph():
             return shards.sum(_traces(root, self.diagonal()).sum())
-        # linear in the variances, one tensor's share of it each
+        # linear in the variances, a tensor's or a weight's share of it each
         shares = torch.zeros_like(self.variances)
         diagonals: list[Tensor] = []
         for rows, factors in self.training.pieces(self._rows_per_piece()):
@@ -201,7 +209,7 @@ class Basis:
                 yield self._rows_at(factors, variances, factor)
 
     def _rows_at(self, factors: Factors, variances: Tensor, factor: Tensor) -> Tensor:
-        cross = self.points.cross(factors, variances)  # (n·C, m)
+        cross = self.points.cross(factors, variances, self.groups)  # (n·C, m)
         return torch.linalg.solve_triangular(factor, cross.mT, upper=False).mT
 
     def _progress(self, training: TrainingSet) -> Iterator[tuple[slice, Factors]]:

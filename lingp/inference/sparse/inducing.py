@@ -63,22 +63,22 @@ class InducingPoints:
         """m, the number of rows."""
         return self.factors.shape[0] if self.columns is None else len(self.columns)
 
-    def cross(self, factors: Factors, variances: Tensor) -> Tensor:
-        """K(x, Z) = J(x) Σ0 J_Zᵀ, (n·C x m), differentiable in the variances (L,)."""
+    def cross(self, factors: Factors, variances: Tensor, groups: Tensor | None = None) -> Tensor:
+        """K(x, Z) = J(x) Σ0 J_Zᵀ, (n·C x m), differentiable in the variances as `gram` is."""
         if self.columns is None:
-            return gram(factors, self.factors, variances)
+            return gram(factors, self.factors, variances, groups)
         pieces = [
-            gram(factors, self.factors.rows(inputs), variances)[:, columns]
+            gram(factors, self.factors.rows(inputs), variances, groups)[:, columns]
             for inputs, columns in self._pieces(self.columns)
         ]
         return torch.cat(pieces, 1)[:, self.columns.argsort(stable=True).argsort()]
 
-    def kernel(self, variances: Tensor) -> Tensor:
-        """K(Z, Z), (m x m), symmetric to the last bit, differentiable in the variances (L,)."""
+    def kernel(self, variances: Tensor, groups: Tensor | None = None) -> Tensor:
+        """K(Z, Z), (m x m), symmetric to the last bit, differentiable as `cross` is."""
         if self.columns is None:
-            return gram(self.factors, variances=variances)
+            return gram(self.factors, variances=variances, groups=groups)
         pieces = [
-            self.cross(self.factors.rows(inputs), variances)[rows]
+            self.cross(self.factors.rows(inputs), variances, groups)[rows]
             for inputs, rows in self._pieces(self.columns)
         ]
         kernel = torch.cat(pieces)[self.columns.argsort(stable=True).argsort()]

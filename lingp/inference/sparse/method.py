@@ -161,7 +161,7 @@ class BoundSparse:
         """Ψ at the training data; without a graph in the variances, the last one is kept."""
         variances, amplitude = relative_variances(prior, training.outputs)
         if torch.is_grad_enabled() and variances.requires_grad:
-            basis = Basis(training, self.points, variances, 0)
+            basis = Basis(training, self.points, variances, 0, prior.group)
         else:
             with torch.no_grad():
                 basis = self._basis.get(
