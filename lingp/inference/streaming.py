@@ -127,7 +127,10 @@ def pull_back(
                 gradient = block_gradient(block.detach())
             if not needed:
                 continue
-            parts = torch.autograd.grad(block, needed, gradient, allow_unused=True)
+            # retained: what is the same for all blocks has one graph
+            parts = torch.autograd.grad(
+                block, needed, gradient, retain_graph=True, allow_unused=True
+            )
             for total, part in zip(totals, parts, strict=True):
                 if part is not None:
                     total += part

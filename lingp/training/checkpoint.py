@@ -54,7 +54,7 @@ def read_checkpoint(path: PathLike, fingerprint: dict[str, str]) -> dict[str, An
     """
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError) as error:
         raise CheckpointError(
             f"checkpoint: {os.fspath(path)} can't be read ({type(error).__name__}); remove it, or "
             "give another path"

@@ -20,7 +20,7 @@ from lingp.training.hyperparameter_step import PRECISIONS
 
 FITTED = 1e-12  # noise variance, as a share of the targets', at which data are fitted to rounding
 CONSTANT = 1e-3  # the same, of the mean square of targets that are all alike
-MARGIN = 1e-2  # nats per observed value by which training may be behind the untrained network
+MARGIN = 0.1, 1e-2  # nats per observed value, and share of all, by which training may be behind
 
 
 class TrainingStoppedWarning(UserWarning):
@@ -61,7 +61,7 @@ def behind_untrained(laplace: LinearizedLaplace, untrained: LinearizedNetwork) -
     )
     start = _log_joint(laplace, outputs, untrained.weights())
     here = _log_joint(laplace, laplace.training.outputs, laplace.training.linearized.weights())
-    margin = MARGIN * laplace.data_term.num_observed + 1
+    margin = MARGIN[0] * laplace.data_term.num_observed + MARGIN[1] * abs(start)
     if math.isfinite(here) and (here >= start - margin or not math.isfinite(start)):
         return None
     return (
@@ -143,7 +143,8 @@ def _precision_fault(laplace: LinearizedLaplace, found: EvidenceStep) -> str | N
             "(raw_precision.requires_grad_(False)), or start from a larger one"
         )
     return (
-        f"{many} ran to infinity ({gamma}): the evidence sees nothing in the inputs that explains "
-        "the targets; train longer before the first hyperparameter step (burn_in), or fix the "
-        "precision (raw_precision.requires_grad_(False))"
+        f"{many} ran to infinity ({gamma}): weights of hardly any size, because the evidence "
+        "sees nothing in the inputs that explains the targets, or because inputs are so large; "
+        "standardise inputs and targets, train longer before the first hyperparameter step "
+        "(burn_in), or fix the precision (raw_precision.requires_grad_(False))"
     )

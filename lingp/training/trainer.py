@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lingp.inference import Mean
-from lingp.inference.factorize import OutOfRangeError
+from lingp.inference.factorize import OutOfRangeError, RoundingWarning
 from lingp.likelihoods import Likelihood
 from lingp.linearization import ParameterSelection
 from lingp.models import LinearizedGP
@@ -159,6 +160,7 @@ class EvidenceTrainer:
         self._loss = torch.zeros(())
         self._kept = KeptStates(keep_best=self.plan.select == "evidence")
         self._strikes = 0
+        self._place = 0  # the step that the model's values are of
 
     @property
     def finished(self) -> bool:
@@ -190,6 +192,7 @@ class EvidenceTrainer:
             model = self.model
             self.every_step(model.network, model.likelihood, model.prior, self.steps_taken)
         self.steps_taken += 1
+        self._place = self.steps_taken
         last = self.steps_taken == self.num_steps
         cheap = self._loss.device.type == "cpu" or self.steps_taken % _LOOK_EVERY == 0
         if cheap or self.moves or last:
@@ -248,7 +251,7 @@ class EvidenceTrainer:
         progress
             Whether long work shows a progress bar.
         """
-        now, chosen = self.model.state(self.steps_taken), self._kept.best
+        now, chosen = self.model.state(self._place), self._kept.best
         if chosen is not None:
             self.model.restore(chosen)
         try:
@@ -280,7 +283,8 @@ class EvidenceTrainer:
         """All that the rest of training depends on, as tensors, numbers, dicts and lists."""
         model, hook = self.model, _stateful(self.every_step)
         return {
-            "now": model.state(self.steps_taken).to_dict(),
+            "now": model.state(self._place).to_dict(),
+            "steps_taken": self.steps_taken,
             "untrained": tensors_of(model.untrained.network),
             "kept": self._kept.state_dict(),
             "optimization": self._optimization.state_dict(),
@@ -299,7 +303,7 @@ class EvidenceTrainer:
         model = self.model
         now = State(**state["now"])
         model.restore(now)
-        self.steps_taken = now.step
+        self.steps_taken, self._place = state["steps_taken"], now.step
         set_tensors(model.untrained.network, state["untrained"])
         self._kept.load_state_dict(state["kept"])
         self._optimization.load_state_dict(state["optimization"])
@@ -325,10 +329,15 @@ class EvidenceTrainer:
             self._stop(fault)
             return None
         try:
-            with self._randomness.entered():
+            with self._randomness.entered(), warnings.catch_warnings():
                 gp = self.model.conditioned()
-        except OutOfRangeError as error:
-            self._stop(f"the network's Jacobian can't be computed: {error}")
+                warnings.simplefilter("ignore", RoundingWarning)
+                evidence = gp.evidence().value
+        except (OutOfRangeError, torch.linalg.LinAlgError) as error:
+            self._stop(f"the evidence can't be computed: {error}")
+            return None
+        if not math.isfinite(evidence):
+            self._stop(f"the evidence is {evidence}")
             return None
         self._rows.interrupted()
         fault = faults.behind_untrained(gp._fitted(), self.model.untrained)
@@ -355,6 +364,7 @@ class EvidenceTrainer:
         if good is None:
             raise faults.TrainingFailedError(f"{where}. There was no good state before")
         self.model.restore(good)
+        self._place = good.step
         message = f"{where}. Kept is the state after step {good.step}"
         warnings.warn(message, faults.TrainingStoppedWarning, stacklevel=3)
 
