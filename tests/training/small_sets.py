@@ -1,5 +1,7 @@
 """Small data and networks for tests of training."""
 
+import itertools
+
 import torch
 from torch import nn
 
@@ -18,6 +20,6 @@ def mlp(*sizes, dtype=torch.float64, seed=0):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         layers = []
-        for a, b in zip(sizes, sizes[1:], strict=False):
+        for a, b in itertools.pairwise(sizes):
             layers += [nn.Linear(a, b), nn.Tanh()]
         return nn.Sequential(*layers[:-1]).to(dtype)

@@ -63,7 +63,8 @@ def test_ridge_solution_moves_with_the_hyperparameters():
         trainer.step()
     model = trainer.model
     delta = float(model.likelihood.noise * model.prior.precision)
-    assert len(trainer.history) == 1 and delta != 1.0
+    assert len(trainer.history) == 1
+    assert delta != 1.0
     A = torch.cat([X, torch.ones_like(X)], 1)
     expected = torch.linalg.solve(A.T @ A + delta * torch.eye(2, dtype=X.dtype), A.T @ Y)
     torch.testing.assert_close(model.network.weight[:, 0], expected[0], rtol=1e-8, atol=1e-9)

@@ -172,7 +172,8 @@ def test_convolutions_with_batch_norm_and_dropout():
         for _ in range(2)
     ]
     assert torch.equal(torch.get_rng_state(), state)
-    assert net.training and all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    assert net.training
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
     assert same_bits(*ends)
     trained = ends[0].net
     assert not trained.training
@@ -200,11 +201,13 @@ def test_nothing_of_the_users_is_touched():
         found = train_with_evidence(net, X, Y, likelihood=likelihood, prior=prior, **QUICK)
     for module, before in zip((net, likelihood, prior), copies, strict=True):
         assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
-    assert prior.names is None and net.training
+    assert prior.names is None
+    assert net.training
     assert torch.equal(net[0].weight.grad, torch.ones_like(net[0].weight))
     assert torch.equal(X, inputs)
     assert (torch.get_default_dtype(), torch.is_grad_enabled()) == settings
-    assert found.prior is not prior and found.net[0].weight.dtype == torch.float32
+    assert found.prior is not prior
+    assert found.net[0].weight.dtype == torch.float32
     assert not torch.equal(found.net[0].weight, net[0].weight)
 
 

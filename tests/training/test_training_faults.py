@@ -108,7 +108,8 @@ def test_duplicated_rows_are_no_fault():
         found = train_with_evidence(
             mlp(1, 5, 1), X.repeat(3, 1), Y.repeat(3, 1), steps=100, updates=4, progress=False
         )
-    assert found.stopped is None and len(found.history) == 4
+    assert found.stopped is None
+    assert len(found.history) == 4
 
 
 def test_a_loss_that_is_no_number_goes_back_to_the_last_good_state():
@@ -118,7 +119,8 @@ def test_a_loss_that_is_no_number_goes_back_to_the_last_good_state():
     until = train_with_evidence(
         mlp(1, 4, 1), X, Y, steps=15, every=5, optimizer=turns_bad(99, None), progress=False
     )
-    assert found.step == 15 and len(found.history) == 3
+    assert found.step == 15
+    assert len(found.history) == 3
     for p, q in zip(found.net.parameters(), until.net.parameters(), strict=True):
         assert torch.equal(p, q)
     assert torch.equal(found.likelihood.noise, until.likelihood.noise)
@@ -144,7 +146,8 @@ def test_finite_but_thrown_away_weights_stop_at_the_second_look():
     found = stopped(
         "those of the untrained network", mlp(1, 4, 1), X, Y, steps=40, every=5, optimizer=bad
     )
-    assert found.step == 10 and "at step 20 of 40" in found.stopped
+    assert found.step == 10
+    assert "at step 20 of 40" in found.stopped
 
 
 def test_a_network_that_recovers_goes_on():
@@ -156,13 +159,15 @@ def test_a_network_that_recovers_goes_on():
     with torch.no_grad():
         trainer.model.weights[-1].add_(1e3)
     trainer.step()
-    assert len(trainer.history) == 1 and trainer.stopped is None
+    assert len(trainer.history) == 1
+    assert trainer.stopped is None
     with torch.no_grad():
         for p, w in zip(trainer.model.weights, weights, strict=True):
             p.copy_(w)
     while not trainer.finished:
         trainer.step()
-    assert trainer.stopped is None and [s.step for s in trainer.history] == [10, 30]
+    assert trainer.stopped is None
+    assert [s.step for s in trainer.history] == [10, 30]
 
 
 def test_a_precision_that_runs_to_infinity_stops():

@@ -103,13 +103,16 @@ def test_the_record_prints_as_a_table():
     X, Y = waves(12)
     found = train_with_evidence(mlp(1, 3, 1), X, Y, steps=4, updates=2, progress=False)
     lines = str(found.history).splitlines()
-    assert len(lines) == 3 and len({len(line) for line in lines}) == 1
+    assert len(lines) == 3
+    assert len({len(line) for line in lines}) == 1
     assert lines[0].split()[:2] == ["step", "evidence"]
-    assert "prior.precision" in lines[0] and f"{found.history[1].evidence:.2f}" in lines[2]
+    assert "prior.precision" in lines[0]
+    assert f"{found.history[1].evidence:.2f}" in lines[2]
     assert "state after step 4" in str(found)
     assert History.from_dicts(found.history.to_dicts()) == found.history
     alone = hyperparameter_step(found.net, X, Y, likelihood=found.likelihood, prior=found.prior)
-    assert "evidence" in str(alone) and alone.step is None
+    assert "evidence" in str(alone)
+    assert alone.step is None
 
 
 def test_the_loss_is_minus_the_log_joint_per_row():
