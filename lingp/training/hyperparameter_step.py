@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from lingp.inference import ConvergenceWarning, Mean
 from lingp.inference.factorize import RoundingWarning
+from lingp.inference.tuning.mackay import applies
+from lingp.inference.tuning.spectrum import has_spectral_evidence
 from lingp.likelihoods import Likelihood
 from lingp.linearization import ParameterSelection
 from lingp.models import LinearizedGP
@@ -70,7 +72,8 @@ def hyperparameter_step(
         As in `LinearizedGP`. Where the evidence of a refitted mean misleads (class labels, free
         variances: the features have seen the targets), that of the network's mean is taken.
     method, tolerance, max_evaluations
-        As in `LinearizedGP.optimize_hyperparameters`.
+        As in `LinearizedGP.optimize_hyperparameters`. "auto": one eigendecomposition where that
+        serves, else MacKay's fixed point where it applies, else L-BFGS.
 
     Returns
     -------
@@ -142,10 +145,13 @@ def move(
         return look(gp)
     start = time.perf_counter()
     before = [p.detach().clone() for p in free]
+    laplace = gp._fitted()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the next step goes on from here
         warnings.simplefilter("ignore", RoundingWarning)  # said by whoever predicts
         initial = gp.evidence().value
+        if method == "auto" and not has_spectral_evidence(laplace) and applies(laplace):
+            method = "mackay"
         try:
             gp.optimize_hyperparameters(
                 objective="evidence",

@@ -76,7 +76,7 @@ class InputLearner:
     block_size: int | None = None
     num_blocks: int = 1
     dtype: torch.dtype = torch.float64
-    max_parameters: int = 4000
+    max_parameters: int = 3000
     generator: torch.Generator | None = None
     history: list[InputStep] = field(default_factory=list)
 
@@ -110,15 +110,19 @@ class InputLearner:
         Raises
         ------
         FloatingPointError
-            If a gradient isn't finite; nothing has moved then.
+            If weights or a gradient aren't finite; nothing has moved then.
         """
-        model = InputModel.of(net, X, y, likelihood, prior, parameters, self.dtype)
-        found = as_found(net, *self._estimate(model))
-        bad = [name for name, g in found.gradients.items() if not bool(g.isfinite().all())]
+        bad = [name for name, p in net.named_parameters() if not bool(p.isfinite().all())]
         if bad:
             raise FloatingPointError(
-                f"the evidence's gradient in {bad} is not finite; lower the learning rate of the "
-                "weights, or start the inputs' steps later"
+                f"net: {bad[0]} is not finite; lower the learning rate of the weights"
+            )
+        model = InputModel.of(net, X, y, likelihood, prior, parameters, self.dtype)
+        found = as_found(net, *self._estimate(model))
+        if not all(bool(g.isfinite().all()) for g in found.gradients.values()):
+            raise FloatingPointError(
+                "the evidence's gradient in parameters of the inputs is not finite; lower the "
+                "learning rates, or start the inputs' steps later"
             )
         count = len(self.history) + 1
         assert isinstance(net, Augmented)
@@ -137,6 +141,7 @@ class InputLearner:
             "moments": {name: list(pair) for name, pair in self._moments.items()},
             "generator": self.generator.get_state(),
             "history": [dict(vars(step)) for step in self.history],
+            "curvature": self._curvature.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -145,6 +150,7 @@ class InputLearner:
         self._moments = {name: (a, b) for name, (a, b) in state["moments"].items()}
         self.generator.set_state(state["generator"])
         self.history[:] = [InputStep(**step) for step in state["history"]]
+        self._curvature.load_state_dict(state["curvature"])
 
     def _estimate(self, model: InputModel) -> tuple[float, dict[str, Tensor]]:
         """Evidence and gradient from random blocks."""

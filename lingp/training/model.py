@@ -17,9 +17,9 @@ from lingp.models import LinearizedGP
 from lingp.models.choice import Inference, check_inference, memory_for
 from lingp.models.fitting import Missing
 from lingp.priors import Prior, as_prior
+from lingp.training.batches import Batch
 from lingp.training.hyperparameter_step import conditioned
 from lingp.training.map_loss import Penalty
-from lingp.training.rows import Batch
 from lingp.training.state import State
 
 

@@ -41,6 +41,7 @@ class Optimization:
         self.num_steps, rates = num_steps, plan.learning_rate
         if make is None and rates is None:
             rates = RATES
+        self.weights = list(weights)
         self.optimizer = (make or torch.optim.Adam)(list(weights))
         if not isinstance(self.optimizer, Optimizer):
             raise TypeError(
@@ -76,7 +77,7 @@ class Optimization:
         def closure() -> Tensor:
             self.optimizer.zero_grad()
             value = loss()
-            value.backward()
+            value.backward(inputs=self.weights)  # not of hyperparameters
             return value
 
         found = self.optimizer.step(closure)  # type: ignore[arg-type]

@@ -188,9 +188,6 @@ class EvidenceTrainer:
             self._loss = self._optimization.step(
                 self.steps_taken, lambda: self.model.loss(batch, self._rows.num_rows)
             )
-        if self.every_step is not None:
-            model = self.model
-            self.every_step(model.network, model.likelihood, model.prior, self.steps_taken)
         self.steps_taken += 1
         self._place = self.steps_taken
         last = self.steps_taken == self.num_steps
@@ -199,6 +196,13 @@ class EvidenceTrainer:
             fault = faults.loss_fault(float(self._loss), self._optimization.rate)
             if fault is not None:
                 self._stop(fault)
+                return
+        if self.every_step is not None:
+            model = self.model
+            try:
+                self.every_step(model.network, model.likelihood, model.prior, self.steps_taken - 1)
+            except FloatingPointError as error:
+                self._stop(str(error))
                 return
         if self.moves or last:
             self.hyperparameter_step(move_them=self.moves)

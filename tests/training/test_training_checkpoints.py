@@ -14,7 +14,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lingp.likelihoods import Gaussian
 from lingp.priors import Layerwise
-from lingp.training import CheckpointError, EvidenceTrainer, Plan, train_with_evidence
+from lingp.training import (
+    Augmented,
+    Blocks,
+    CheckpointError,
+    EvidenceTrainer,
+    InputLearner,
+    InputScale,
+    Plan,
+    train_with_evidence,
+)
 
 
 class Killed(BaseException):
@@ -218,3 +227,35 @@ def test_resume_false_starts_anew(tmp_path):
     anew = train_with_evidence(net, X, Y, resume=False, **options)
     plain = train_with_evidence(net, X, Y, steps=4, updates=1, progress=False)
     torch.testing.assert_close(anew.net[0].weight, plain.net[0].weight, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["inputs", "blocks"])
+def test_what_moves_besides_the_weights_goes_on(kind, tmp_path):
+    X, Y = waves(24)
+
+    def end(optimizer, path):
+        own = {"input_learner": InputLearner(every=3, block_size=8)}
+        if kind == "blocks":
+            own = {"inference": Blocks(8, num_blocks=2)}
+        found = train_with_evidence(
+            Augmented(mlp(1, 4, 1), InputScale(1)).double(),
+            X,
+            Y,
+            parameters="net.*",
+            optimizer=optimizer,
+            steps=12,
+            every=5,
+            checkpoint=path,
+            checkpoint_every=4,
+            progress=False,
+            **own,
+        )
+        steps = own["input_learner"].history if kind == "inputs" else []
+        return bits(found), [(s.evidence, s.values) for s in steps]
+
+    whole = end(killing(-1), tmp_path / "whole.pt")
+    with pytest.raises(Killed):
+        end(killing(11), tmp_path / "a.pt")
+    assert end(killing(-1), tmp_path / "a.pt") == whole
+    if kind == "inputs":
+        assert len(whole[1]) == 4
