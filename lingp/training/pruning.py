@@ -40,8 +40,9 @@ def prune(
     until
         How many to leave, or which share of them if below 1; by default as `max_loss` says.
     max_loss
-        Nats below the largest log evidence on the way that may be lost. 0 leaves the network of
-        largest evidence. By default 0, or, with `until`, whatever it takes.
+        Nats that may be lost from the largest log evidence on the way. 0 leaves the network of
+        largest evidence. By default 1, a Bayes factor "not worth more than a bare mention" (Kass
+        and Raftery, 1995), or, with `until`, whatever it takes.
     progress
         Whether a progress bar is shown.
 
@@ -80,7 +81,7 @@ def prune(
     if not gp.shards.alone:
         raise ValueError("trained: pruning takes all data in one process, without process_group")
     _check_memory(gp)
-    allowed = (math.inf if until is not None else 0.0) if max_loss is None else max_loss
+    allowed = (math.inf if until is not None else 1.0) if max_loss is None else max_loss
     search = Search(gp, what)
     least = 0 if until is None else int(until if until >= 1 else until * search.number)
     with count(f"pruning {what}", show=progress) as tick:

@@ -26,10 +26,11 @@ What = Literal["units", "weights"]
 Order = list[tuple[int, float]]  # what goes, with the expected changes
 
 _SHARE = 0.2  # of what is left, at most, that goes in one round
+_EXPLORED = 10.0  # nats below the largest evidence in which a larger one is looked for
 _FAILURES = 3  # in a row after which nothing more is tried
 _MOVES = 8  # of the other weights, at most
 _LENGTHS = (1.0, 0.5, 0.25, 0.125)  # of a move
-_ENOUGH = 0.05  # nats of a move after which the next is not worth its time
+_ENOUGH = 0.01  # nats of a move after which the next is not worth its time
 
 
 @dataclass(frozen=True)
@@ -129,26 +130,34 @@ class Search:
         return len(self.alive)
 
     def run(self, least: int, allowed: float, tick: Callable[[], object]) -> None:
-        """Remove until `least` are left or more than `allowed` nats would be lost."""
-        best, failures, size = self.before, 0, math.inf
+        """Remove until `least` are left or the evidence is far below its largest value.
+
+        Then go back to the smallest network that has lost no more than `allowed` nats of that.
+        """
+        limit, best = max(allowed, _EXPLORED), self.before
+        path = [(self.state, self.alive)]
+        failures, size = 0, math.inf
         while self.number > least and failures < _FAILURES:
             most = int(min(size, max(1, int(_SHARE * self.number)), self.number - least))
-            order, local = self._order(most, self.state.evidence - best, allowed)
+            order, local = self._order(most, self.state.evidence - best, limit)
             if not order:
                 break
             attempt = self._attempt(order, local)
             tick()
-            # rounding of what has cost nothing
-            if attempt.evidence >= best - allowed - 1e-9 * abs(best):
+            if attempt.evidence >= best - limit:
                 gone = {i for i, _ in order}
                 self.alive = [i for i in self.alive if i not in gone]
                 self.state, failures, size = attempt, 0, 2 * len(order)
                 best = max(best, attempt.evidence)
+                path.append((attempt, self.alive))
             elif len(order) > 1:
                 size = len(order) // 2
             else:
                 self.refused.add(order[0][0])
                 failures += 1
+        # rounding of what has cost nothing
+        enough = best - allowed - 1e-9 * abs(best)
+        self.state, self.alive = [found for found in path if found[0].evidence >= enough][-1]
 
     def _order(self, most: int, behind: float, allowed: float) -> tuple[Order, LocalEvidence]:
         """What to take out next, from one linearisation, with the expected changes.
