@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -27,8 +29,9 @@ class RunningCurvature:
         """Take in a block's Rᵀ Ĵ (m·K x P), which stands for `share` times as many rows."""
         self.count += 1
         rate = max(self.rate, 1 / self.count)
-        if self.value is None or len(self.value) != rooted.shape[1]:
+        if self.value is None:
             self.value = rooted.new_zeros(rooted.shape[1], rooted.shape[1])
+        self.value = self.value.to(rooted)
         self.value.addmm_(rooted.mT, rooted, beta=1 - rate, alpha=rate * share)
 
     def factor(self, scale: Tensor) -> Tensor:
@@ -37,3 +40,12 @@ class RunningCurvature:
         a = self.value * scale.unsqueeze(-1) * scale
         a.diagonal().add_(1)
         return torch.linalg.cholesky(a)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What goes on from here to the same result."""
+        return {"count": self.count, "value": None if self.value is None else self.value.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        self.count, value = state["count"], state["value"]
+        self.value = None if value is None else value.clone()
