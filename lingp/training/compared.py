@@ -54,6 +54,11 @@ class Run:
     test_log_likelihood: float | None = None
 
     @property
+    def stopped(self) -> str | None:
+        """Why training ended before its time, with a state that can be compared all the same."""
+        return self.trained.stopped if isinstance(self.trained, EvidenceTraining) else None
+
+    @property
     def finite(self) -> bool:
         """Whether there is an evidence to compare."""
         return self.trained is not None and math.isfinite(self.evidence)
@@ -231,11 +236,10 @@ class Comparison:
                 row.append("–" if test is None else f"{test:.4f}")
             rows.append(row)
         lines = _aligned(rows)
-        lines += [
-            f"{c.name}: {c.failure}"
-            for c in self.candidates
-            if c.best_run is not None and c.failure is not None
-        ]
+        for c in self.candidates:
+            if c.best_run is not None and c.failure is not None:
+                lines.append(f"{c.name}: {c.failure}")
+            lines += [f"{c.name}: stopped, {run.stopped}" for run in c.runs if run.stopped]
         if self.rank_correlation is not None:
             lines.append(str(self.rank_correlation))
             lines.append(f"test log-likelihood lost by this choice: {self.regret:.4f} per row")

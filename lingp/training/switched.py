@@ -43,8 +43,12 @@ class Switched(Prior):
 
     @property
     def precision(self) -> Tensor:
-        """That of the base."""
+        """That of the base; settable."""
         return self.base.precision
+
+    @precision.setter
+    def precision(self, value: float | Tensor) -> None:
+        self.base.precision = value
 
     def extra_repr(self) -> str:
         return f"{self.base.extra_repr()}, {int(self.on.sum())} of {len(self.on)} weights on"

@@ -1,5 +1,6 @@
 """Candidates compared by evidence: values of the trained ones, failures kept, ranks, picture."""
 
+import dataclasses
 import math
 
 import pytest
@@ -172,6 +173,16 @@ def test_what_cannot_be_compared_is_refused(data):
     for wrong, said in ((fewer, "30 rows"), (other, "different targets"), (refit, "refit mean")):
         with pytest.raises(ValueError, match=said):
             compare_by_evidence({"gp": gp, "other": wrong})
+
+
+def test_training_that_was_stopped_says_so_under_the_table(data):
+    x, y = data[:2]
+    trained = dataclasses.replace(
+        train_with_evidence(mlp(2, seed=0), x, y, **QUICK), stopped="the loss became nan"
+    )
+    found = compare_by_evidence({"a": trained})
+    assert found["a"].best_run.stopped == "the loss became nan"
+    assert "a: stopped, the loss became nan" in str(found).splitlines()
 
 
 def test_bad_arguments_are_named(data):
