@@ -12,9 +12,9 @@ class Diagonal(Grouped):
 
     Automatic relevance determination of single weights, as in the relevance vector machine (Tipping
     2001): `optimize_hyperparameters` finds all of them at the cost of a few log determinants and
-    switches off the weights that the data don't need. With as many precisions as weights, the
-    evidence says less about them than about those of layers or units, and kernels take the columns
-    of the Jacobian, (N·C)² P flops: weight space is the cheaper one up to larger P.
+    switches off the weights that the data don't need. Use it with the network's mean: at a refitted
+    mean so many precisions fit the noise as well. Kernels take the columns of the Jacobian, (N·C)²
+    P flops, so that weight space is the cheaper one up to larger P.
 
     Parameters
     ----------
