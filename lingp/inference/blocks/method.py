@@ -10,14 +10,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lingp.inference.blocks.pieces import rows_of, single_outputs
-from lingp.inference.blocks.posterior import BlocksPosterior, log_determinants
+from lingp.inference.blocks.pieces import Piece, rows_of, single_outputs
+from lingp.inference.blocks.posterior import BlocksPosterior, log_determinants, rates
 from lingp.inference.memory import format_bytes
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.priors import Prior
 
-Estimate = Literal["middle", "lower", "upper"]
+Estimate = Literal["between", "lower", "upper"]
 Outputs = Literal["joint", "separate"]
 
 _ROWS = 1000  # m·C of a block, where the user doesn't say
@@ -40,8 +40,8 @@ class Blocks:
     num_blocks
         How many are drawn of the N / m blocks there are. Two or more tell a standard error.
     estimate
-        Of the evidence: its "lower" or "upper" bound by blocks of this size, or the "middle" of the
-        two. See `lingp.inference.blocks`.
+        Of the evidence: its "lower" or "upper" bound by blocks of this size, or what is "between"
+        them where they would meet. See `lingp.inference.blocks`.
     outputs
         "joint", or "separate" for blocks of one output: wider bounds, for 1 / C² of the time and
         memory of factorisations.
@@ -64,7 +64,7 @@ class Blocks:
 
     size: int | None = None
     num_blocks: int = 4
-    estimate: Estimate = "middle"
+    estimate: Estimate = "between"
     outputs: Outputs = "joint"
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
@@ -142,7 +142,12 @@ class BoundBlocks:
     estimate, outputs
         See `Blocks`.
     keep_bytes
-        Memory that the factors of all drawn blocks may take to be kept.
+        Memory that all drawn blocks may take to be kept.
+
+    Attributes
+    ----------
+    weight
+        Of the lower bound in an estimate "between" the two; None until it is found.
     """
 
     def __init__(
@@ -158,16 +163,20 @@ class BoundBlocks:
         self.total = total
         self.estimate: Estimate = estimate
         self.outputs: Outputs = outputs
-        drawn = sum(len(r) for r in self.rows)
-        self._keeps = training.factor_bytes * drawn / training.num_data <= keep_bytes
-        self._blocks = [rows_of(training, r) for r in self.rows]
+        self.weight: float | None = {"lower": 1.0, "upper": 0.0}.get(estimate)
+        self._training = training
+        side = max(map(len, self.rows)) * training.num_outputs  # of kernels that are kept
+        drawn = sum(map(len, self.rows))
+        kept = len(self.rows) * side**2 * training.outputs.element_size()
+        kept += training.factor_bytes * drawn // training.num_data
+        self._kept = [rows_of(training, r) for r in self.rows] if kept <= keep_bytes else None
 
     def __call__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> BlocksPosterior:
         return BlocksPosterior(training, prior, root, self)
 
     def __str__(self) -> str:
         sizes = " or ".join(str(size) for size in sorted({len(r) for r in self.rows}))
-        what = "middle of bounds" if self.estimate == "middle" else f"{self.estimate} bound"
+        what = {"lower": "lower bound", "upper": "upper bound"}.get(self.estimate, "an estimate")
         apart = "" if self.outputs == "joint" else ", one output at a time"
         return (
             f"{what} of the evidence from {len(self.rows)} of {self.total} blocks of {sizes} rows"
@@ -186,19 +195,46 @@ class BoundBlocks:
         root
             R at all data.
         """
-        training, here = self._blocks[index], root.rows(self.rows[index])
-        if self.outputs == "joint" or here.rank == 1:
-            pieces = [(training, here)]
-        else:
-            pieces = single_outputs(training, here)
+        pieces = self._pieces(index, root)
         total = float(self.total * len(pieces))
-        # the evidence's lower bound has scale 1 and counts `total` times, its upper bound inversely
-        scales = {"middle": [1.0, total], "lower": [1.0], "upper": [total]}[self.estimate]
-        each = [
-            total / s * value
-            for piece in pieces
-            for s, value in zip(scales, log_determinants(piece, prior, scales), strict=True)
-        ]
-        if not self._keeps:
-            training.release_factors()
-        return torch.stack(each).mean()
+        assert self.weight is not None
+        # weights of log determinants, by scale
+        wanted = {1.0: self.weight * total, total: 1 - self.weight} if total > 1 else {1.0: 1.0}
+        wanted = {scale: weight for scale, weight in wanted.items() if weight}
+        each = []
+        for piece in pieces:
+            found, _ = log_determinants(piece, prior, list(wanted))
+            each += [w * value for w, value in zip(wanted.values(), found, strict=True)]
+        return torch.stack(each).sum() / len(pieces)
+
+    def find_weight(self, prior: Prior, root: CurvatureRoot) -> None:
+        """Find the `weight` at these hyperparameters, unless there is one.
+
+        Parameters
+        ----------
+        prior
+            Gives variances.
+        root
+            R at all data.
+        """
+        if self.weight is not None:
+            return
+        falls, rises = [], []
+        for index in range(len(self.rows)):
+            pieces = self._pieces(index, root)
+            for piece in pieces:
+                fall, rise = rates(piece, prior, float(self.total * len(pieces)))
+                falls.append(fall)
+                rises.append(rise)
+        falling, rising = float(torch.stack(falls).sum()), float(torch.stack(rises).sum())
+        both = falling + rising
+        self.weight = rising / both if both > 0 else 0.5
+
+    def _pieces(self, index: int, root: CurvatureRoot) -> list[Piece]:
+        """The i-th drawn block, or what it falls apart into."""
+        rows = self.rows[index]
+        block = rows_of(self._training, rows) if self._kept is None else self._kept[index]
+        here = root.rows(rows)
+        if self.outputs == "joint" or here.rank == 1:
+            return [(block, here)]
+        return single_outputs(block, here)

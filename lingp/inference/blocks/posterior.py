@@ -77,6 +77,8 @@ class BlocksPosterior(Posterior):
     ) -> tuple[Tensor, list[Tensor | None]]:
         """The mean over blocks, and its derivatives in variances and R, one block at a time."""
         method = self._method
+        detached = self.root.with_tensors(*(t.detach() for t in tensors))
+        method.find_weight(self._values(variances.detach()), detached)
         leaves = [
             t.detach().requires_grad_(gradients and t.requires_grad) for t in (variances, *tensors)
         ]
@@ -84,7 +86,7 @@ class BlocksPosterior(Posterior):
         totals, values = [torch.zeros_like(leaf) for leaf in wanted], []
         for index in range(len(method.rows)):
             with torch.set_grad_enabled(gradients):
-                prior = cast(Prior, _Values(leaves[0], self.isotropic, self.groups))
+                prior = self._values(leaves[0])
                 root = self.root.with_tensors(*leaves[1:])
                 value = method.log_determinant(index, prior, root)
             values.append(value.detach())
@@ -94,6 +96,9 @@ class BlocksPosterior(Posterior):
         self._each = torch.stack(values)
         by_input = iter(totals)
         return self._each.mean(), [next(by_input) if t.requires_grad else None for t in leaves]
+
+    def _values(self, variances: Tensor) -> Prior:
+        return cast(Prior, _Values(variances, self.isotropic, self.groups))
 
     def solve(self, z: Tensor) -> Tensor:
         _refuse('a posterior mean; use mean="network"')
@@ -117,8 +122,10 @@ class BlocksPosterior(Posterior):
         _refuse("covariances")
 
 
-def log_determinants(piece: Piece, prior: Prior, scales: list[float]) -> list[Tensor]:
-    """log det(I + s Φ_b Φ_bᵀ) for each s, in the smaller space.
+def log_determinants(
+    piece: Piece, prior: Prior, scales: list[float], kernel: Tensor | None = None
+) -> tuple[list[Tensor], Tensor | None]:
+    """log det(I + s Φ_b Φ_bᵀ) for each s, in the smaller space, and the kernel if that was made.
 
     Parameters
     ----------
@@ -128,18 +135,53 @@ def log_determinants(piece: Piece, prior: Prior, scales: list[float]) -> list[Te
         Gives variances.
     scales
         s.
+    kernel
+        J Σ0 Jᵀ of the block, if it is known.
     """
     training, root = piece
     roots = [root.scaled(training.outputs.new_tensor(math.sqrt(s))) for s in scales]
     if training.num_data * root.rank > training.num_parameters:
-        return [WeightSpace(training, prior, r).log_determinant() for r in roots]
+        return [WeightSpace(training, prior, r).log_determinant() for r in roots], None
     found: list[Tensor] = []
-    kernel: Tensor | None = None
     for r in roots:
         posterior = _SharedKernel(training, prior, r, kernel)
         kernel = posterior.kernel
         found.append(posterior.log_determinant())
-    return found
+    return found, kernel
+
+
+@torch.no_grad()
+def rates(piece: Piece, prior: Prior, total: float) -> tuple[Tensor, Tensor]:
+    """How much closer to log det(I + Φ Φᵀ) a block is than its halves, from above and from below.
+
+    Parameters
+    ----------
+    piece
+        The block.
+    prior
+        Gives variances.
+    total
+        n, how many such blocks there are.
+
+    Returns
+    -------
+    The fall of n log det(I + Φ_b Φ_bᵀ), and the rise of log det(I + n Φ_b Φ_bᵀ), both >= 0, 0-d.
+    """
+    training, root = piece
+    (above, below), kernel = log_determinants(piece, prior, [1.0, total])
+    order = torch.randperm(training.num_data, generator=torch.Generator().manual_seed(0))
+    fall, rise = -total * above, below
+    for half in order.chunk(2):
+        rows = half.sort().values.to(training.outputs.device)
+        own = None
+        if kernel is not None:
+            square = kernel.view((training.num_data, training.num_outputs) * 2)
+            side = len(rows) * training.num_outputs
+            own = square[rows][:, :, rows].reshape(side, side)
+        smaller = training.subset(rows), root.rows(rows)
+        (above, below), _ = log_determinants(smaller, prior, [1.0, 2 * total], own)
+        fall, rise = fall + total * above, rise - 0.5 * below
+    return fall.clamp(min=0), rise.clamp(min=0)
 
 
 class _SharedKernel(FunctionSpace):
