@@ -38,7 +38,7 @@ CLASSES = ("glass", "vehicle", "waveform")
 DEFAULT_SETS = "boston,concrete,yacht"
 DEPTHS, WIDTHS, ACTIVATIONS = (1, 2, 3), (5, 20, 50, 100), ("tanh", "gelu", "relu")
 USUAL = {"boston": "1 x 50 gelu", "wine": "1 x 50 gelu"}
-STEPS, UPDATES = 500, 5
+STEPS, UPDATES = 400, 5
 QUICK = {"sets": "yacht", "splits": "0:1", "depths": (1,), "widths": (8,), "steps": 30}
 _COLOURS = {"tanh": "#0072B2", "gelu": "#D55E00", "relu": "#009E73", "linear": "#000000"}
 _MARKERS = {0: "X", 1: "o", 2: "s", 3: "^"}
@@ -238,16 +238,23 @@ def report(records: Records, steps: int, seconds: float) -> str:
     return "\n\n".join(sections)
 
 
+def _numbers(given: str | None) -> tuple[int, ...]:
+    return tuple(int(part) for part in given.split(",")) if given else ()
+
+
 def main() -> None:
     parser = command_line.parser(__doc__)
     datasets.add_flags(parser, splits="0:2")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--depths", metavar="N,...", help="numbers of hidden layers")
+    parser.add_argument("--widths", metavar="N,...", help="units of each")
     parser.add_argument("--raw", type=Path, help="write every number to this JSON file")
     parser.add_argument("--plot", type=Path, help="draw this image (needs matplotlib)")
     parser.set_defaults(threads=1, sets=DEFAULT_SETS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    depths, widths = DEPTHS, WIDTHS
+    depths = _numbers(arguments.depths) or DEPTHS
+    widths = _numbers(arguments.widths) or WIDTHS
     if arguments.quick:
         depths, widths = QUICK["depths"], QUICK["widths"]
         arguments.sets, arguments.splits = QUICK["sets"], QUICK["splits"]
