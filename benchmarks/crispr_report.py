@@ -56,7 +56,7 @@ def report(records: Records, reruns: Mapping[str, Rerun], ours: str, seconds: fl
         "",
     ]
     for name, found in records.items():
-        if reruns.get(name):
+        if found and reruns.get(name):
             lines += [_beside(name, found, reruns[name], ours), ""]
     lines += ["Epistemic variance: predicted, and found as squared error less aleatoric", ""]
     lines += [_calibration(records), "", "Prior precisions and seconds:", "", _choices(records)]
@@ -117,22 +117,31 @@ def _beside(name: str, found: dict[int, Record], rerun: Rerun, ours: str) -> str
     )
 
 
-def calibration(found: dict[int, Record]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def calibration(found: dict[int, Record], method: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Means over splits of each bin: predicted, found, and the latter's standard error."""
-    predicted = np.array([record["bins"]["predicted"] for record in found.values()])
-    excess = np.array([record["bins"]["found"] for record in found.values()])
+    binned = [record["bins"][method] for record in found.values()]
+    predicted, excess = (np.array([b[key] for b in binned]) for key in ("predicted", "found"))
     error = [scores.mean_and_error(list(column))[1] for column in excess.T]
     return predicted.mean(0), excess.mean(0), np.array(error)
 
 
+def _methods(found: dict[int, Record]) -> list[str]:
+    return list(next(iter(found.values()))["bins"]) if found else []
+
+
 def _calibration(records: Records) -> str:
-    header = ["set", "bin", *(str(b + 1) for b in range(NUM_BINS))]
+    header = ["set", "variance", *(f"bin {b + 1}" for b in range(NUM_BINS)), "all"]
     body = []
     for name, found in records.items():
-        predicted, excess, error = calibration(found)
-        body.append([name, "predicted", *(f"{value:.4f}" for value in predicted)])
-        cells = [f"{value:.4f}±{e:.4f}" for value, e in zip(excess, error, strict=True)]
-        body.append([name, "found", *(cell.removesuffix("±nan") for cell in cells)])
+        for method in _methods(found):
+            predicted, excess, error = calibration(found, method)
+            means = [*predicted, predicted.mean()]
+            body.append([name, f"{method}, predicted", *(f"{value:.4f}" for value in means)])
+            cells = [f"{value:.4f} ± {e:.4f}" for value, e in zip(excess, error, strict=True)]
+            cells.append(f"{excess.mean():.4f}")
+            body.append(
+                [name, f"{method}, found", *(cell.removesuffix(" ± nan") for cell in cells)]
+            )
     return table.markdown_table(header, body)
 
 
@@ -174,11 +183,17 @@ def plot(records: Records, file: Path) -> None:
         1, len(records), figsize=(4 * len(records), 3.6), squeeze=False, layout="constrained"
     )
     for axes, (name, found) in zip(panels[0], records.items(), strict=True):
-        predicted, excess, error = calibration(found)
-        axes.errorbar(predicted, excess, np.nan_to_num(error), fmt="o-", capsize=2, label="found")
-        axes.plot(predicted, predicted, "k--", linewidth=1, label="as predicted")
+        for method in _methods(found):
+            predicted, excess, error = calibration(found, method)
+            axes.errorbar(
+                predicted, excess, np.nan_to_num(error), fmt="o-", capsize=2, label=method
+            )
+        ends = np.sort(axes.lines[0].get_xdata())[[0, -1]]
+        line = np.geomspace(*ends)
+        axes.plot(line, line, "k--", linewidth=1, label="as predicted")
         axes.axhline(0, color="0.7", linewidth=0.8)
         axes.set(title=name, xlabel="predicted epistemic variance", xscale="log")
+        axes.set_yscale("symlog", linthresh=0.01)
     panels[0][0].set_ylabel("squared error less aleatoric variance")
     panels[0][0].legend()
     file.parent.mkdir(parents=True, exist_ok=True)
