@@ -202,7 +202,7 @@ def draw(records: Records, path: Path) -> None:
         Line2D([], [], marker="o", linestyle="none", color=c, label=a) for a, c in _COLOURS.items()
     ]
     marks += [
-        Line2D([], [], marker=m, linestyle="none", color="#555555", label=f"{d} hidden layers")
+        Line2D([], [], marker=m, linestyle="none", color="#555555", label=f"{d} hidden")
         for d, m in _MARKERS.items()
         if d
     ]

@@ -55,6 +55,7 @@ def prune(
 
     Examples
     --------
+    >>> import torch
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 9), torch.nn.Tanh(), torch.nn.Linear(9, 1))
     >>> X = torch.linspace(-1, 1, 20).unsqueeze(1)
     >>> gp = LinearizedGP(net, prior=1.0).fit(X, X.sin(), progress=False)

@@ -107,6 +107,9 @@ class State:
     predicted: float
 
 
+Path = list[tuple[State, list[int]]]  # with the numbers of what is left
+
+
 class Search:
     """Rounds of removals, each from one linearisation and checked by the evidence after it."""
 
@@ -122,7 +125,6 @@ class Search:
         self.before = gp.evidence().value
         self.state = State(theta, on, gp, self.before, (), 0.0)
         self.alive = list(range(len(self.units) if what == "units" else len(theta)))
-        self.refused: set[int] = set()
 
     @property
     def number(self) -> int:
@@ -130,12 +132,26 @@ class Search:
         return len(self.alive)
 
     def run(self, least: int, allowed: float, tick: Callable[[], object]) -> None:
-        """Remove until `least` are left or the evidence is far below its largest value.
+        """Remove until `least` are left, or more than `allowed` nats would be lost.
 
-        Then go back to the smallest network that has lost no more than `allowed` nats of that.
+        Losses are counted from the largest evidence on the way. It is looked for in large rounds,
+        past smaller evidences; then fewer and fewer at a time go from the last network that has
+        lost no more than it may.
         """
-        limit, best = max(allowed, _EXPLORED), self.before
-        path = [(self.state, self.alive)]
+        path = self._descend([(self.state, self.alive)], least, max(allowed, _EXPLORED), tick)
+        if allowed < _EXPLORED:
+            # rounding of what has cost nothing
+            best = max(state.evidence for state, _ in path)
+            enough = best - allowed - 1e-9 * abs(best)
+            last = max(i for i, (state, _) in enumerate(path) if state.evidence >= enough)
+            self._descend(path[: last + 1], least, allowed, tick)
+
+    def _descend(self, path: Path, least: int, limit: float, tick: Callable[[], object]) -> Path:
+        """Go on from the end of a path while at most `limit` nats are lost; the whole path."""
+        path = list(path)
+        self.state, self.alive = path[-1]
+        self.refused: set[int] = set()
+        best = max(state.evidence for state, _ in path)
         failures, size = 0, math.inf
         while self.number > least and failures < _FAILURES:
             most = int(min(size, max(1, int(_SHARE * self.number)), self.number - least))
@@ -144,7 +160,7 @@ class Search:
                 break
             attempt = self._attempt(order, local)
             tick()
-            if attempt.evidence >= best - limit:
+            if attempt.evidence >= best - limit - 1e-9 * abs(best):
                 gone = {i for i, _ in order}
                 self.alive = [i for i in self.alive if i not in gone]
                 self.state, failures, size = attempt, 0, 2 * len(order)
@@ -155,9 +171,7 @@ class Search:
             else:
                 self.refused.add(order[0][0])
                 failures += 1
-        # rounding of what has cost nothing
-        enough = best - allowed - 1e-9 * abs(best)
-        self.state, self.alive = [found for found in path if found[0].evidence >= enough][-1]
+        return path
 
     def _order(self, most: int, behind: float, allowed: float) -> tuple[Order, LocalEvidence]:
         """What to take out next, from one linearisation, with the expected changes.
