@@ -292,7 +292,7 @@ def test_a_precision_per_unit_or_weight(prior):
     values, gradients = [], []
     for each in (laplace, case.laplace):
         value = each.log_marginal_likelihood()
-        values.append(float(value))
+        values.append(value.item())
         gradients.append(torch.autograd.grad(value, prior.raw_precision)[0])
     assert values[0] == pytest.approx(values[1], rel=1e-12)
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-9, atol=1e-10)
@@ -401,6 +401,48 @@ def test_a_block_too_large_for_memory():
         gp.fit(x, y, progress=False)
     with pytest.raises(ValueError, match="the class Blocks; give an object of it"):
         lingp.LinearizedGP(net, inference=Blocks)
+
+
+def test_killed_and_resumed_training_draws_the_same_blocks(tmp_path):
+    case, path = model("one noise", num_data=40), tmp_path / "training.pt"
+    y = case.laplace.training.targets
+    options = {"steps": 12, "updates": 3, "progress": False, "prior": Layerwise()}
+
+    def training(**more):
+        return train_with_evidence(case.net, case.x, y, inference=Blocks(8, 2), **options, **more)
+
+    class KilledError(Exception):
+        pass
+
+    def kill(params):
+        optimizer = torch.optim.Adam(params, 1e-2)
+        optimizer.register_step_pre_hook(lambda *_: steps.append(1) or fail(len(steps)))
+        return optimizer
+
+    def fail(count):
+        if count == 7:
+            raise KilledError
+
+    steps: list[int] = []
+    rates = {"learning_rate": (1e-2, 1e-5)}
+    whole = training(optimizer=lambda p: torch.optim.Adam(p, 1e-2), **rates)
+    with pytest.raises(KilledError):
+        training(optimizer=kill, checkpoint=path, **rates)
+    resumed = training(optimizer=lambda p: torch.optim.Adam(p, 1e-2), checkpoint=path, **rates)
+    assert torch.equal(whole.prior.precision, resumed.prior.precision)
+    assert [s.evidence for s in whole.history] == [s.evidence for s in resumed.history]
+
+
+def test_float32():
+    case = model("one noise", num_data=40)
+    y = case.laplace.training.targets
+    values = []
+    for dtype in (torch.float32, torch.float64):
+        gp = lingp.LinearizedGP(case.net, Gaussian(0.3), inference=Blocks(8, 2), dtype=dtype)
+        gp.fit(case.x.to(dtype), y.to(dtype), progress=False)
+        values.append(gp.evidence().value)
+        assert gp.log_marginal_likelihood().dtype == dtype
+    assert values[0] == pytest.approx(values[1], rel=1e-5)
 
 
 def test_training_on_blocks():
