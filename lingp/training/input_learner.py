@@ -14,11 +14,16 @@ from lingp.likelihoods import Likelihood
 from lingp.linearization import ParameterSelection
 from lingp.priors import Prior
 from lingp.training.augmentations import Augmented
-from lingp.training.curvature import RunningCurvature
 from lingp.training.input_model import InputModel
-from lingp.training.invariance import add_, as_found, gradients_of, volume
+from lingp.training.invariance import (
+    add_,
+    as_found,
+    gradients_of,
+    volume,
+    weight_space_factor,
+)
 
-_MOMENTS, _EPSILON = (0.9, 0.99), 1e-12
+_MOMENTS, _EPSILON = (0.9, 0.95), 1e-12  # gradients shrink a lot while the network is trained
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,11 @@ class InputLearner:
     block_size, num_blocks, dtype
         Of the random rows that a step takes, as in `evidence_gradient`.
     max_parameters
-        Up to so many weights, the determinant's gradient is that in weight space, with a running
-        average of the GGN; for more, that of the blocks' bound.
+        Up to so many weights, the determinant's gradient is taken in weight space; for more, it is
+        that of the blocks' bound.
+    refresh, curvature_rows
+        In weight space, the curvature is computed anew every so many steps, from all rows or this
+        number of random ones.
     generator
         Draws the blocks; one seeded with 0 by default.
 
@@ -77,6 +85,8 @@ class InputLearner:
     num_blocks: int = 1
     dtype: torch.dtype = torch.float64
     max_parameters: int = 3000
+    refresh: int = 5
+    curvature_rows: int = 2000
     generator: torch.Generator | None = None
     history: list[InputStep] = field(default_factory=list)
 
@@ -89,7 +99,7 @@ class InputLearner:
             )
         self.generator = self.generator or torch.Generator().manual_seed(0)
         self._moments: dict[str, tuple[Tensor, Tensor]] = {}
-        self._curvature = RunningCurvature()
+        self._curvature: Tensor | None = None
 
     def due(self, step: int) -> bool:
         """Whether a step of the inputs follows step number `step` (from 0) of the weights."""
@@ -141,7 +151,7 @@ class InputLearner:
             "moments": {name: list(pair) for name, pair in self._moments.items()},
             "generator": self.generator.get_state(),
             "history": [dict(vars(step)) for step in self.history],
-            "curvature": self._curvature.state_dict(),
+            "curvature": self._curvature,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -150,7 +160,7 @@ class InputLearner:
         self._moments = {name: (a, b) for name, (a, b) in state["moments"].items()}
         self.generator.set_state(state["generator"])
         self.history[:] = [InputStep(**step) for step in state["history"]]
-        self._curvature.load_state_dict(state["curvature"])
+        self._curvature = state["curvature"]
 
     def _estimate(self, model: InputModel) -> tuple[float, dict[str, Tensor]]:
         """Evidence and gradient from random blocks."""
@@ -158,22 +168,29 @@ class InputLearner:
         blocks = list(islice(model.blocks(size, self.generator), self.num_blocks))
         running = model.network.num_parameters <= self.max_parameters
         share = model.num_data / (size * len(blocks))
-        scale = model.scale() if running else None
+        factor = self._factor(model, size) if running else None
         evidence, total = -model.penalty, dict[str, Tensor]()
+        if factor is not None:
+            evidence -= factor.diagonal().log().sum().item()
         for rows in blocks:
             at = model.rows(rows)
-            if scale is None:
-                value = at.log_likelihood - 0.5 * model.block_determinant(at)
-                evidence += share * value.item()
+            value = at.log_likelihood
+            evidence += share * value.item()
+            if factor is None:
+                complexity = model.block_determinant(at)
+                evidence -= 0.5 * share * complexity.item()
             else:
-                rooted = model.jacobian(at)
-                self._curvature.add(rooted.detach(), model.num_data / size)
-                factor = self._curvature.factor(scale)
-                value = at.log_likelihood - 0.5 * volume(rooted, scale, factor)
-                log_determinant = 2 * factor.diagonal().log().sum().item()
-                evidence += share * at.log_likelihood.item() - 0.5 * log_determinant / len(blocks)
-            add_(total, gradients_of(model, value), share)
+                complexity = volume(model.jacobian(at), model.scale(), factor)
+            add_(total, gradients_of(model, value - 0.5 * complexity), share)
         return evidence, total
+
+    def _factor(self, model: InputModel, size: int) -> Tensor:
+        """The Cholesky factor of A, with a curvature that may be some steps old."""
+        if self._curvature is None or len(self.history) % self.refresh == 0:
+            order = torch.randperm(model.num_data, generator=self.generator)
+            self._curvature = model.curvature(order[: self.curvature_rows], size)
+        scale = model.scale()
+        return weight_space_factor(self._curvature.to(scale), scale)
 
     def _direction(self, name: str, gradient: Tensor, count: int) -> Tensor:
         """Adam's."""

@@ -128,10 +128,6 @@ class InputModel:
             raise ValueError(f"block_size: expected 1 or more, got {size}")
         return min(size or max(1, _OUTPUTS // self.num_outputs), self.num_data)
 
-    def pieces(self, size: int) -> Iterator[Tensor]:
-        """All rows in order, some at a time."""
-        yield from torch.arange(self.num_data).split(size)
-
     def blocks(self, size: int, generator: torch.Generator | None) -> Iterator[Tensor]:
         """Disjoint random blocks of rows, all of one size."""
         for rows in torch.randperm(self.num_data, generator=generator).split(size):
@@ -160,6 +156,16 @@ class InputModel:
         jacobian = at.factors.jacobian()
         found: Tensor = at.root.t_apply(jacobian).flatten(0, 1)
         return found
+
+    @torch.no_grad()
+    def curvature(self, rows: Tensor, size: int) -> Tensor:
+        """Σ_n Ĵ_nᵀ Λ_n Ĵ_n over all rows (P x P), estimated from these, `size` at a time."""
+        total = torch.zeros(2 * (self.network.num_parameters,), dtype=self.network.dtype)
+        total = total.to(self.network.device)
+        for some in rows.split(size):
+            rooted = self.jacobian(self.rows(some))
+            total.addmm_(rooted.mT, rooted)
+        return total.mul_(self.num_data / len(rows))
 
     def scale(self) -> Tensor:
         """Σ0^{1/2}, (P,)."""

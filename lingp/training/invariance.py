@@ -140,22 +140,23 @@ def _by_blocks(
 
 
 def _in_weight_space(model: InputModel, size: int) -> tuple[float, dict[str, Tensor]]:
-    scale = model.scale()
-    factor = torch.eye(len(scale), dtype=scale.dtype, device=scale.device)
-    evidence, total = -model.penalty, dict[str, Tensor]()
-    with torch.no_grad():
-        for rows in model.pieces(size):
-            at = model.rows(rows)
-            phi = model.jacobian(at) * scale
-            factor.addmm_(phi.mT, phi)
-            evidence += at.log_likelihood.item()
-        factor = torch.linalg.cholesky(factor)
-        evidence -= factor.diagonal().log().sum().item()
-    for rows in model.pieces(size):
+    everything, scale = torch.arange(model.num_data), model.scale()
+    factor = weight_space_factor(model.curvature(everything, size), scale)
+    evidence = -model.penalty - factor.diagonal().log().sum().item()
+    total = dict[str, Tensor]()
+    for rows in everything.split(size):
         at = model.rows(rows)
+        evidence += at.log_likelihood.item()
         value = at.log_likelihood - 0.5 * volume(model.jacobian(at), scale, factor)
         add_(total, gradients_of(model, value))
     return evidence, total
+
+
+def weight_space_factor(curvature: Tensor, scale: Tensor) -> Tensor:
+    """The Cholesky factor of A = I + Σ0^{1/2} H Σ0^{1/2}; scale is Σ0^{1/2}, (P,)."""
+    a = curvature * scale.unsqueeze(-1) * scale
+    a.diagonal().add_(1)
+    return torch.linalg.cholesky(a)
 
 
 def volume(rooted: Tensor, scale: Tensor, factor: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from lingp.training import (
     evidence_gradient,
     train_with_evidence,
 )
+from lingp.training.input_model import InputModel
 
 STEP = 1e-5  # differences of second order are then off by 1e-10 relative, rounding by as much
 
@@ -97,9 +98,11 @@ def differences(net, *rest):
     return found
 
 
-@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kind", ["one output", "three outputs", "labels"])
-@pytest.mark.parametrize("num_data", [6, 80], ids=["function space", "weight space"])
+@pytest.mark.parametrize(
+    ("case", "num_data"),
+    [*((case, 6) for case in CASES), ("composed", 80), ("rotation", 80)],  # P is 31 to 95
+)
 def test_the_gradient_is_that_of_the_evidence(case, kind, num_data):
     net, x, y, likelihood = problem(case, kind, num_data)
     prior = Layerwise(torch.tensor([0.7, 1.3, 0.5, 2.0]))
@@ -249,6 +252,50 @@ def test_irrelevant_inputs_get_small_scales():
     assert learner.history[-1].values["scale"] == pytest.approx(scale.tolist())
 
 
+class Rotation(Augmentation):
+    """Of points in the plane, by an angle uniform in ± exp(log_angle)."""
+
+    def __init__(self, angle):
+        super().__init__()
+        self.log_angle = nn.Parameter(torch.tensor(angle).log())
+
+    @property
+    def num_noises(self):
+        return 1
+
+    def forward(self, x, noise):
+        angle = self.log_angle.exp() * noise[:, 0]
+        cos, sin = angle.cos(), angle.sin()
+        return torch.stack([cos * x[:, 0] - sin * x[:, 1], sin * x[:, 0] + cos * x[:, 1]], -1)
+
+
+@pytest.mark.parametrize("label", ["radius", "angle"])
+def test_the_range_of_a_rotation_is_learned(label):
+    """Wide where labels are of the radius, narrow where they turn with the points."""
+    generator = torch.Generator().manual_seed(0)
+    angle = math.tau * torch.rand(100, generator=generator)
+    radius = 0.5 + torch.rand(100, generator=generator)
+    x = radius.unsqueeze(1) * torch.stack([angle.cos(), angle.sin()], 1)
+    y = (radius > 1).long() if label == "radius" else (2 * angle / math.pi).long() % 2
+    torch.manual_seed(0)
+    net = Augmented(nn.Sequential(nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, 2)), Rotation(1.0), 8)
+    found = train_with_evidence(
+        net,
+        x,
+        y,
+        likelihood="categorical",
+        steps=400,
+        updates=4,
+        input_learner=InputLearner(learning_rate=0.2, every=10, start=100),
+        progress=False,
+    )
+    learned = float(found.net.augmentation.log_angle.exp())
+    if label == "radius":
+        assert learned > 1.5
+    else:
+        assert learned < 0.7
+
+
 def test_the_learner_goes_on_from_its_state():
     net, x, y, likelihood = problem("scale", "labels", 30)
     options = {"likelihood": likelihood, "prior": Isotropic(0.5)}
@@ -265,16 +312,42 @@ def test_the_learner_goes_on_from_its_state():
     assert second.history == whole.history
 
 
-def test_the_running_curvature_gives_the_exact_gradient():
-    """On average over blocks, once it has seen all rows at weights that stay."""
+@pytest.mark.parametrize("rows", [40, 20])
+def test_the_learner_estimates_evidence_and_gradient(rows):
+    """Without bias: blocks that make up all rows give the exact gradient."""
     net, x, y, likelihood = problem("scale", "labels", 40)
-    options = {"likelihood": likelihood, "prior": Isotropic(0.5)}
-    exact = evidence_gradient(net, x, y, **options)
-    learner = InputLearner(learning_rate=1e-12, block_size=5, num_blocks=8)
-    for _ in range(3):
-        found = learner.step(net, x, y, **options)
-    # eight blocks are all rows, so that only the order within the average is left: 5 % per block
-    assert found.evidence == pytest.approx(exact.evidence, rel=0.02)
+    prior = Isotropic(0.5)
+    exact = evidence_gradient(net, x, y, likelihood=likelihood, prior=prior)
+    learner = InputLearner(block_size=5, num_blocks=8, curvature_rows=rows)
+    model = InputModel.of(net, x, y, likelihood, prior, "all", torch.float64)
+    evidence, gradients = learner._estimate(model)
+    if rows == 40:
+        assert evidence == pytest.approx(exact.evidence, rel=1e-11)
+        torch.testing.assert_close(gradients, exact.gradients, rtol=1e-9, atol=1e-9)
+    else:  # half of the rows, counted twice
+        assert evidence == pytest.approx(exact.evidence, rel=0.1)
+        assert evidence != pytest.approx(exact.evidence, rel=1e-6)
+
+
+def test_many_weights_take_the_bound():
+    net, x, y, likelihood = problem("scale", "labels", 24)
+    prior = Isotropic(0.5)
+    learner = InputLearner(block_size=6, num_blocks=4, max_parameters=10)
+    model = InputModel.of(net, x, y, likelihood, prior, "all", torch.float64)
+    evidence, gradients = learner._estimate(model)
+    bound = evidence_gradient(
+        net,
+        x,
+        y,
+        likelihood=likelihood,
+        prior=prior,
+        method="blocks",
+        block_size=6,
+        num_blocks=4,
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert evidence == pytest.approx(bound.evidence, rel=1e-11)
+    torch.testing.assert_close(gradients, bound.gradients)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
