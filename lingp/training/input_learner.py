@@ -41,6 +41,19 @@ class InputStep:
     evidence: float
     values: dict[str, Any]
 
+    def __str__(self) -> str:
+        return f"evidence about {self.evidence:.6g}, {shown(self.values)}"
+
+
+def shown(values: dict[str, Any]) -> str:
+    """Named numbers and lists of them, in few digits."""
+    parts = []
+    for name, value in values.items():
+        numbers = torch.as_tensor(value).flatten().tolist()
+        text = ", ".join(f"{v:.4g}" for v in numbers[:8]) + (", ..." if len(numbers) > 8 else "")
+        parts.append(f"{name} = {text if len(numbers) == 1 else f'[{text}]'}")
+    return "; ".join(parts)
+
 
 @dataclass
 class InputLearner:
@@ -96,6 +109,13 @@ class InputLearner:
         if self.every < 1 or self.start < 0:
             raise ValueError(
                 f"every, start: expected at least 1 and 0, got {self.every} and {self.start}"
+            )
+        counts = ("num_blocks", "refresh", "curvature_rows")
+        small = [name for name in counts if getattr(self, name) < 1]
+        if small or not self.decay > 0:
+            raise ValueError(
+                f"{(small or ['decay'])[0]}: expected a positive number, got "
+                f"{getattr(self, (small or ['decay'])[0])}"
             )
         self.generator = self.generator or torch.Generator().manual_seed(0)
         self._moments: dict[str, tuple[Tensor, Tensor]] = {}

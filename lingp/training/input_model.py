@@ -94,6 +94,11 @@ class InputModel:
             p.requires_grad_(name in net.learnable)
         linearized = LinearizedNetwork(Averaged(net.net), parameters, dtype=dtype)
         prior.bind(linearized.parameter_names)
+        if y is None:
+            raise TypeError(
+                f"y: missing, X is {type(X).__name__}; gradients in parameters of the inputs take "
+                "all training data as arrays, X and y"
+            )
         inputs = as_inputs(X)
         if not isinstance(inputs, Tensor):
             raise TypeError(f"X: got {type(inputs).__name__}; an augmentation takes one tensor")

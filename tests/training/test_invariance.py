@@ -214,6 +214,13 @@ def test_only_what_is_learnable_moves():
     assert torch.equal(fixed.log_scale, torch.zeros(3).double())
 
 
+def test_records_print():
+    net, x, y, likelihood = problem("composed", "labels", 6)
+    step = InputLearner().step(net, x, y, likelihood=likelihood, prior=Isotropic(0.5))
+    assert str(step).startswith(f"evidence about {step.evidence:.6g}, 0.scale = [")
+    assert "RandomRotation(max_angle=5)" in str(Augmented(nn.Flatten(), RandomRotation()))
+
+
 def test_noise_is_even_in_evaluation_and_fills_the_range_in_training():
     net = Augmented(nn.Linear(3, 1), Shift(), 4)
     like = torch.zeros(1)
@@ -312,6 +319,44 @@ def test_the_learner_goes_on_from_its_state():
     assert second.history == whole.history
 
 
+class Killed(InputLearner):
+    """Dies at its fourth step."""
+
+    def step(self, *args, **options):
+        if len(self.history) == 3:
+            raise KeyboardInterrupt
+        return super().step(*args, **options)
+
+
+def test_training_goes_on_after_a_kill(tmp_path):
+    net, x, y, _ = problem("scale", "labels", 30)
+
+    def train(learner, checkpoint):
+        return train_with_evidence(
+            net,
+            x,
+            y,
+            likelihood="categorical",
+            steps=30,
+            updates=2,
+            batch_size=7,
+            checkpoint=checkpoint,
+            checkpoint_every=4,
+            input_learner=learner,
+            progress=False,
+        )
+
+    whole = InputLearner(every=5, block_size=8)
+    expected = train(whole, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(Killed(every=5, block_size=8), tmp_path / "killed")
+    resumed = InputLearner(every=5, block_size=8)
+    found = train(resumed, tmp_path / "killed")
+    torch.testing.assert_close(found.net.state_dict(), expected.net.state_dict(), rtol=0, atol=0)
+    assert resumed.history == whole.history
+    assert len(whole.history) == 6
+
+
 @pytest.mark.parametrize("rows", [40, 20])
 def test_the_learner_estimates_evidence_and_gradient(rows):
     """Without bias: blocks that make up all rows give the exact gradient."""
@@ -373,6 +418,8 @@ def test_bad_input_is_explained():
         evidence_gradient(fixed, x, y, **options)
     with pytest.raises(ValueError, match="X and y: 9 rows of inputs, but 8 targets"):
         evidence_gradient(net, x, y[:8], **options)
+    with pytest.raises(TypeError, match="y: missing, X is list"):
+        evidence_gradient(net, [(x, y)], None, **options)
     with pytest.raises(ValueError, match='method: expected "exact" or "blocks"'):
         evidence_gradient(net, x, y, method="kron", **options)
     with pytest.raises(ValueError, match="max_angle: expected finite positive"):
@@ -389,6 +436,8 @@ def test_bad_input_is_explained():
         Augmented(nn.Linear(3, 1), nn.Linear(3, 3))
     with pytest.raises(ValueError, match="learning_rate"):
         InputLearner(learning_rate=0.0)
+    with pytest.raises(ValueError, match="refresh: expected a positive number, got 0"):
+        InputLearner(refresh=0)
     net.net[0].weight.data[0, 0] = math.nan
     with pytest.raises(FloatingPointError, match=r"net\.0\.weight is not finite"):
         InputLearner().step(net, x, y, **options)
