@@ -438,6 +438,10 @@ def test_bad_input_is_explained():
         InputLearner(learning_rate=0.0)
     with pytest.raises(ValueError, match="refresh: expected a positive number, got 0"):
         InputLearner(refresh=0)
+    with pytest.raises(ValueError, match="sample_weight"):
+        train_with_evidence(
+            net, x, y, sample_weight=torch.ones(9), input_learner=InputLearner(), **options
+        )
     net.net[0].weight.data[0, 0] = math.nan
     with pytest.raises(FloatingPointError, match=r"net\.0\.weight is not finite"):
         InputLearner().step(net, x, y, **options)
