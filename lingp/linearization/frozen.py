@@ -78,9 +78,7 @@ class FrozenCopy:
             if weight is not None:
                 owners.setdefault(weight, module)
         kinds = (nn.Embedding, nn.EmbeddingBag, _ConvTransposeNd)
-        return tuple(
-            name for name, p in self.chosen().items() if isinstance(owners.get(p), kinds)
-        )
+        return tuple(name for name, p in self.chosen().items() if isinstance(owners.get(p), kinds))
 
     @property
     def num_parameters(self) -> int:

@@ -64,7 +64,7 @@ def compare_by_evidence(
     progress
         Whether training shows its progress.
     **options
-        Of `train_with_evidence`.
+        Of `train_with_evidence`; `mean` is "network" by default.
 
     Returns
     -------
@@ -101,7 +101,8 @@ def compare_by_evidence(
     seeds = torch.randint(2**31, (restarts,), generator=source, device=source.device).tolist()
 
     def train(given: nn.Module | Callable[..., nn.Module], seed: int) -> EvidenceTraining:
-        own = {"generator": torch.Generator().manual_seed(seed), **options}
+        # the mean that hyperparameters are learned with: evidences of others would not compare
+        own = {"generator": torch.Generator().manual_seed(seed), "mean": "network", **options}
         return train_with_evidence(
             _network(given, seed),
             X,

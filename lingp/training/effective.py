@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from lingp.inference.sparse.posterior import SparsePosterior
+from lingp.inference import FunctionSpace, WeightSpace
+from lingp.inference.factorize import Factorization
+from lingp.inference.sparse import SparsePosterior
 from lingp.models import LinearizedGP
 
 
@@ -19,8 +21,12 @@ def effective_parameters(gp: LinearizedGP) -> float:
         With data.
     """
     laplace = gp._fitted()
-    if isinstance(sparse := laplace.solution().posterior, SparsePosterior):
-        return float(_of_sparse(sparse))
+    with torch.no_grad():
+        posterior = laplace.solution().posterior
+        if isinstance(posterior, SparsePosterior):
+            return float(_of_sparse(posterior))
+        if isinstance(posterior, FunctionSpace | WeightSpace):
+            return float(_determined(posterior.factorization))
     raw = list(laplace.prior.parameters())
     wanted = [p.requires_grad for p in raw]
     for p in raw:
@@ -36,14 +42,19 @@ def effective_parameters(gp: LinearizedGP) -> float:
     return float(slopes @ posterior.variances.detach())
 
 
+def _determined(factorization: Factorization) -> torch.Tensor:
+    """n - tr B⁻¹ for the matrix B = I + ... (n x n) that is factorised."""
+    factor = factorization.factor
+    eye = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+    inverse = torch.linalg.solve_triangular(factor, eye, upper=False)
+    return len(factor) - inverse.square().sum()
+
+
 @torch.no_grad()
 def _of_sparse(posterior: SparsePosterior) -> torch.Tensor:
     """m - tr A⁻¹ + ∂l/∂log c of all variances times c: Ψ grows by √c, t and l's slope follow.
 
     l = r log(1 + t/r) gives t / (1 + t/r), l = t gives t: t times the variance outside the span.
     """
-    factor = posterior.factorization.factor
-    eye = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-    inverse = torch.linalg.solve_triangular(factor, eye, upper=False)
     outside = posterior.complement_variance * posterior.trace_term().clamp(min=0)
-    return len(factor) - inverse.square().sum() + outside
+    return _determined(posterior.factorization) + outside

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -44,7 +44,7 @@ def train_with_evidence(
     optimizer: MakeOptimizer | None = None,
     learning_rate: Rates | None = None,
     inference: Inference = "auto",
-    mean: Mean = "network",
+    mean: Mean | Literal["auto"] = "auto",
     method: SearchMethod = "auto",
     memory_budget: int | None = None,
     select: Selection = "last",
@@ -68,15 +68,20 @@ def train_with_evidence(
     X, y, sample_weight, missing
         Training data, as `LinearizedGP.fit` takes them: arrays, a Dataset, a DataLoader or any
         iterable of batches. A loader is iterated anew every epoch.
-    likelihood, prior, parameters, inference, mean, memory_budget
+    likelihood, prior, parameters, inference, memory_budget
         As in `LinearizedGP`. Weights that the prior isn't over are trained without penalty.
+    mean
+        Whose mean predictions have, as in `LinearizedGP`. "auto": refitted where noise is Gaussian,
+        else the network's. Hyperparameters are always learned with the network's mean.
     steps, epochs
-        How long: steps of the optimizer, 2400 by default, or times through the data.
+        How long: steps of the optimizer (by default 2400, or 10,000 where a step has a part of the
+        data), or times through the data.
     burn_in
         Steps before the first hyperparameter step; by default as many as between two of them.
     updates, every
-        How many hyperparameter steps there are, evenly spaced (8 by default; 0: hyperparameters
-        stay), or how many steps of the optimizer lie between them. The last one comes at the end.
+        How many hyperparameter steps there are, evenly spaced (by default 24 where they cost
+        little, else 8; 0: hyperparameters stay), or how many steps of the optimizer lie between
+        them. The last one comes at the end.
     batch_size
         Rows of a step; by default all, or 256 where there are more than 2048.
     optimizer
@@ -123,6 +128,11 @@ def train_with_evidence(
     Immer, Bauer, Fortuin, Rätsch and Khan, 2021, "Scalable marginal likelihood estimation for model
     selection in deep learning", algorithm 1.
     """
+    if input_learner is not None and sample_weight is not None:
+        raise ValueError(
+            "sample_weight: steps of parameters of the inputs don't take weights; repeat rows, or "
+            "leave input_learner out"
+        )
     trainer = EvidenceTrainer(
         net,
         X,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import math
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lingp.inference import Blocks, Mean
-from lingp.likelihoods import Likelihood, as_likelihood
+from lingp.likelihoods import Likelihood, QuadraticLikelihood, as_likelihood
 from lingp.linearization import LinearizedNetwork, ParameterSelection
 from lingp.linearization.inputs import call_network
 from lingp.linearization.selection import unwrapped
@@ -32,8 +33,10 @@ class ModelInTraining:
         Are copied.
     X, y, sample_weight, missing
         As `LinearizedGP.fit` takes them.
-    parameters, inference, mean, memory_budget
+    parameters, inference, memory_budget
         As in `LinearizedGP`.
+    mean
+        Whose mean predictions have. "auto": refitted where noise is Gaussian.
 
     Attributes
     ----------
@@ -57,14 +60,14 @@ class ModelInTraining:
         sample_weight: Any,
         missing: Missing,
         inference: Inference,
-        mean: Mean,
+        mean: Mean | Literal["auto"],
         memory_budget: int | None,
     ) -> None:
         if not isinstance(net, nn.Module):
             raise TypeError(f"net: got {type(net).__name__}; expected a torch.nn.Module")
         check_inference(inference)
-        if mean not in ("network", "refit"):
-            raise ValueError(f'mean: expected "network" or "refit", got {mean!r}')
+        if mean not in ("auto", "network", "refit"):
+            raise ValueError(f'mean: expected "auto", "network" or "refit", got {mean!r}')
         self.network = _copy(net)
         self.weights = [p for p in self.network.parameters() if p.requires_grad]
         if not self.weights:
@@ -75,10 +78,9 @@ class ModelInTraining:
         self.data = X, y
         self.inference, self.memory_budget = inference, memory_budget
         self._fit: dict[str, Any] = {"sample_weight": sample_weight, "missing": missing}
-        self._options: dict[str, Any] = {
-            "parameters": self.untrained.parameter_names,
-            "mean": mean,
-        }
+        self._parameters = self.untrained.parameter_names
+        refit = mean == "auto" and isinstance(self.likelihood, QuadraticLikelihood)
+        self._mean: Mean = "refit" if refit or mean == "refit" else "network"
         # modules that were in evaluation mode in a network that wasn't stay there
         self._training = {m for m in self.network.modules() if m.training or not net.training}
         self._penalty = Penalty(self.network, self.prior)
@@ -92,6 +94,12 @@ class ModelInTraining:
     def dtype(self) -> torch.dtype:
         """Of the network's inputs."""
         return self.weights[0].dtype
+
+    @property
+    def num_outputs(self) -> int:
+        """C, known once the network has been run."""
+        assert self.untrained.output_shape is not None
+        return math.prod(self.untrained.output_shape)
 
     def loss(self, batch: Batch, num_rows: int) -> Tensor:
         """The loss of maximum a posteriori training per row of the data, 0-d, with a graph.
@@ -107,7 +115,11 @@ class ModelInTraining:
         return self._penalty() / num_rows - each.sum() / len(batch)
 
     def conditioned(self) -> LinearizedGP:
-        """As it is now, conditioned on the data, to learn hyperparameters from."""
+        """As it is now, conditioned on the data, to learn hyperparameters from.
+
+        With the network's mean: a refitted one explains what the network has not learned yet, and
+        its evidence would stop regularising too early.
+        """
         self.network.eval()
         X, y = self.data
         return conditioned(
@@ -118,7 +130,7 @@ class ModelInTraining:
             prior=self.prior,
             inference=self.inference,
             memory_budget=self.memory_budget,
-            **self._options,
+            parameters=self._parameters,
             **self._fit,
         )
 
@@ -132,7 +144,8 @@ class ModelInTraining:
             prior=copy.deepcopy(self.prior),
             inference=inference,
             memory_budget=self.memory_budget,
-            **self._options,
+            parameters=self._parameters,
+            mean=self._mean,
         )
         return gp.fit(*self.data, progress=progress, **self._fit)
 

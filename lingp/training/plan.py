@@ -10,7 +10,9 @@ from typing import Literal
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-STEPS, UPDATES = 2400, 8
+STEPS, STEPS_OF_BATCHES = 2400, 10_000
+UPDATES, UPDATES_OF_SMALL = 8, 24
+SMALL = 2e9  # flops of a factorisation: below, updates cost less than the training between them
 RATES = (1e-2, 1e-5)
 
 Rates = float | tuple[float, float] | Callable[[Optimizer], LRScheduler]
@@ -24,12 +26,14 @@ class Plan:
     Attributes
     ----------
     steps, epochs
-        How long: steps of the optimizer (2400 by default), or times through the data.
+        How long: steps of the optimizer (by default 2400, or 10,000 where a step has a part of the
+        data), or times through the data.
     burn_in
         Steps before the first hyperparameter step; by default as many as between two of them.
     updates, every
-        How many hyperparameter steps there are, evenly spaced (8 by default; 0: the hyperparameters
-        stay), or how many steps of the optimizer lie between them. The last one comes at the end.
+        How many hyperparameter steps there are, evenly spaced (by default 24 where they cost
+        little, else 8; 0: the hyperparameters stay), or how many steps of the optimizer lie between
+        them. The last one comes at the end.
     learning_rate
         Of the first and the last step, with a cosine between them; one number for all; or a
         function that makes a `torch.optim.lr_scheduler` for the optimizer. By default from 1e-2 to
@@ -78,10 +82,18 @@ class Plan:
         """Of the optimizer."""
         if self.epochs is not None:
             return self.epochs * batches_per_epoch
-        return self.steps or STEPS
+        return self.steps or (STEPS if batches_per_epoch == 1 else STEPS_OF_BATCHES)
 
-    def hyperparameter_steps(self, num_steps: int) -> frozenset[int]:
-        """After which steps of the optimizer, counted from 1, the hyperparameters move."""
+    def hyperparameter_steps(self, num_steps: int, flops: float = 0.0) -> frozenset[int]:
+        """After which steps of the optimizer, counted from 1, the hyperparameters move.
+
+        Parameters
+        ----------
+        num_steps
+            Of the optimizer.
+        flops
+            Of one factorisation, on which the default number depends.
+        """
         if self.burn_in is not None and self.burn_in > num_steps:
             raise ValueError(
                 f"burn_in: {self.burn_in}, but training has only {num_steps} steps; give less"
@@ -89,7 +101,9 @@ class Plan:
         if self.every is not None:
             first = self.burn_in or self.every
             return frozenset({*range(first, num_steps, self.every), num_steps})
-        updates = UPDATES if self.updates is None else self.updates
+        updates = self.updates
+        if updates is None:
+            updates = min(UPDATES_OF_SMALL if flops < SMALL else UPDATES, num_steps)
         if updates <= 1:
             return frozenset({num_steps} if updates else ())
         first = self.burn_in or max(1, num_steps // updates)

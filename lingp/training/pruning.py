@@ -18,7 +18,7 @@ from lingp.inference.progress import count
 from lingp.models import LinearizedGP
 from lingp.models.choice import memory_for
 from lingp.training.evidence_training import EvidenceTraining
-from lingp.training.pruning_search import Pruned, Search, What
+from lingp.training.pruning_search import Pruned, Search, What, with_network_mean
 
 
 def prune(
@@ -34,7 +34,8 @@ def prune(
     Parameters
     ----------
     trained
-        What `train_with_evidence` gave, or a `LinearizedGP` with data. It stays as it is.
+        What `train_with_evidence` gave (the evidence is that of the network's mean), or a
+        `LinearizedGP` with data (and the mean it has). It stays as it is.
     what
         "units": hidden units with all their weights. "weights": single ones, which become zero.
     until
@@ -79,6 +80,8 @@ def prune(
     if until is not None and not until >= 0:
         raise ValueError(f"until: expected a number to leave or a share below 1, got {until}")
     gp._fitted()
+    if isinstance(trained, EvidenceTraining) and gp.mean != "network":
+        gp = with_network_mean(gp)
     if not gp.shards.alone:
         raise ValueError("trained: pruning takes all data in one process, without process_group")
     _check_memory(gp)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lingp.inference import FunctionSpace, LinearizedLaplace, Posterior, WeightSpace
+from lingp.inference import FunctionSpace, LinearizedLaplace, Mean, Posterior, WeightSpace
 from lingp.linearization import LinearizedNetwork
 from lingp.linearization.inputs import num_rows
 from lingp.linearization.selection import unwrapped
@@ -359,8 +359,17 @@ def _exact_posterior(laplace: LinearizedLaplace) -> Posterior:
     return (FunctionSpace if smaller else WeightSpace)(training, laplace.prior, root)
 
 
+def with_network_mean(gp: LinearizedGP) -> LinearizedGP:
+    """The same with the network's own mean."""
+    return _refitted(gp, gp.linearized.network, gp.prior, list(_batches(gp)), "network")
+
+
 def _refitted(
-    given: LinearizedGP, network: nn.Module, prior: Prior, batches: list[tuple[Any, ...]]
+    given: LinearizedGP,
+    network: nn.Module,
+    prior: Prior,
+    batches: list[tuple[Any, ...]],
+    mean: Mean | None = None,
 ) -> LinearizedGP:
     """A `LinearizedGP` with the options of another, conditioned on the same data."""
     data = given._data
@@ -371,7 +380,7 @@ def _refitted(
         prior=prior,
         parameters=given.linearized.parameter_names,
         inference=given.inference,
-        mean=given.mean,
+        mean=mean or given.mean,
         sites=given._sites,
         dtype=given.dtype,
         memory_budget=given.memory_budget,

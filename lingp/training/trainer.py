@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -50,9 +50,12 @@ class EvidenceTrainer:
         The network to start from; it stays as it is.
     X, y, sample_weight, missing
         Training data, as `LinearizedGP.fit` takes them. A loader is iterated anew every epoch.
-    likelihood, prior, parameters, inference, mean, memory_budget
+    likelihood, prior, parameters, inference, memory_budget
         As in `LinearizedGP`. Likelihood and prior are copied. Weights that the prior isn't over are
         trained without penalty.
+    mean
+        Whose mean predictions have: as in `LinearizedGP`, or "auto", refitted where noise is
+        Gaussian. Hyperparameters are learned with the network's.
     plan
         How long, and when hyperparameters move.
     batch_size
@@ -102,7 +105,7 @@ class EvidenceTrainer:
         batch_size: int | None = None,
         optimizer: MakeOptimizer | None = None,
         inference: Inference = "auto",
-        mean: Mean = "network",
+        mean: Mean | Literal["auto"] = "auto",
         method: SearchMethod = "auto",
         memory_budget: int | None = None,
         generator: torch.Generator | None = None,
@@ -140,7 +143,9 @@ class EvidenceTrainer:
                 generator=generator,
             )
         self.num_steps = self.plan.num_steps(self._rows.batches_per_epoch)
-        self._moves = self.plan.hyperparameter_steps(self.num_steps)
+        rows, weights = self._rows.num_rows * model.num_outputs, model.untrained.num_parameters
+        flops = float(rows) * weights * min(rows, weights)
+        self._moves = self.plan.hyperparameter_steps(self.num_steps, flops)
         self._optimization = Optimization(model.weights, optimizer, self.plan, self.num_steps)
         self._described = {
             "network": describe_network(model.network),
