@@ -86,7 +86,7 @@ def test_quick_run_writes_a_report_and_its_numbers(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(raw.read_text())["yacht"]["0"]
-    assert set(found) == {"homoscedastic", "homoscedastic refit", "heteroscedastic"}
+    assert set(found) == {"homoscedastic", "network's mean", "heteroscedastic"}
     for scores in found.values():
         # of a few steps: far from good, but a normal with the data's own moments has -4.1 and 15
         assert scores["log_likelihood"] > -4.0
