@@ -8,7 +8,8 @@ MLP of tanh units (``--hidden 50``, or ``--hidden 50,50``) from the same initial
                              and validation rows: it needs none to tune by
     lingp train              the same on the training rows only, for a like-for-like comparison
     lingp valid (retrained)  that, its prior variances times the factor that predicts the validation
-                             rows best; retrained: the first, with this factor
+                             rows best; retrained: the first, with this factor (skipped where rows
+                             times classes exceed ``--valid-rows``: each try takes a posterior)
     MAP                      weight decay from a grid of 10, chosen on the validation rows
     MAP retrained            with the decay found, on training and validation rows
     laplace-torch trained    marglik_training on training and validation rows, for each structure of
@@ -109,6 +110,7 @@ def run_split(
         "steps": QUICK_STEPS if arguments.quick else STEPS,
         "batch_size": 0 if rows <= FULL_BATCH else BATCH,  # 0: all rows
         "updates": 2 if arguments.quick else arguments.updates,
+        "validate": rows * data.num_classes <= arguments.valid_rows,
         "grid_stride": 3 if arguments.quick else 1,
         "batch": 64,
     }
@@ -290,6 +292,12 @@ def main() -> None:
     )
     parser.add_argument(
         "--updates", type=int, default=8, help="lingp's hyperparameter steps (8, its default)"
+    )
+    parser.add_argument(
+        "--valid-rows",
+        type=int,
+        default=6000,
+        help="rows times classes up to which lingp searches the factor that suits validation rows",
     )
     parser.add_argument("--raw", type=Path, help="write every number to this JSON file")
     parser.add_argument(

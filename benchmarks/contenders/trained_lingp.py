@@ -3,7 +3,8 @@
 On all rows, training and validation; and on the training rows, for a like-for-like comparison. Two
 further predictions make use of the validation rows: "valid" multiplies the prior variances of the
 network of the training rows by the factor that predicts the validation rows best, and then adds
-those rows to the data; "valid retrained" takes that factor for the network of all rows.
+those rows to the data; "valid retrained" takes that factor for the network of all rows. Every
+factor tried takes a posterior of its own: the case's ``validate`` says whether to search it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Contender:
         self._valid = torch.from_numpy(data["valid_x"]), torch.from_numpy(data["valid_y"])
         self._all = tuple(torch.cat(pair) for pair in zip(self._train, self._valid, strict=True))
         self._test = torch.from_numpy(data["test_x"])
+        self._validate = case["validate"]
         self._options = {"steps": case["steps"], "updates": case["updates"]}
         if case["batch_size"]:
             self._options["batch_size"] = case["batch_size"]
@@ -54,6 +56,8 @@ class Contender:
             "seconds train": torch.tensor(seconds_of_part),
             "precision train": part.prior.precision.detach().clone(),
         }
+        if not self._validate:
+            return found
         tuned, more = _timed(lambda: part.gp.optimize_hyperparameters(validation=self._valid))
         found |= {
             "valid": self._posterior(part),
