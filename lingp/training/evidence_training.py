@@ -49,6 +49,7 @@ def train_with_evidence(
     memory_budget: int | None = None,
     select: Selection = "last",
     patience: int | None = None,
+    hold: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int | None = None,
     resume: bool = True,
@@ -97,6 +98,9 @@ def train_with_evidence(
         hyperparameter step.
     patience
         Stop after so many hyperparameter steps in succession without a larger evidence.
+    hold
+        Whether hyperparameters stay where they are when moving them doesn't reach the largest
+        evidence so far: a network that begins to overfit asks for less noise than there is.
     checkpoint
         A file that is written after each hyperparameter step, and every `checkpoint_every` steps.
         Training that was killed and is called again with the same arguments goes on from there, to
@@ -140,7 +144,7 @@ def train_with_evidence(
         likelihood=likelihood,
         prior=prior,
         parameters=parameters,
-        plan=Plan(steps, epochs, burn_in, updates, every, learning_rate, select, patience),
+        plan=Plan(steps, epochs, burn_in, updates, every, learning_rate, select, patience, hold),
         sample_weight=sample_weight,
         missing=missing,
         batch_size=batch_size,

@@ -43,6 +43,9 @@ class Plan:
         hyperparameter step.
     patience
         Stop after so many hyperparameter steps in succession without a larger evidence.
+    hold
+        Whether hyperparameters stay where they are when moving them doesn't reach the largest
+        evidence so far: a network that begins to overfit asks for less noise than there is.
 
     Raises
     ------
@@ -58,6 +61,7 @@ class Plan:
     learning_rate: Rates | None = None
     select: Selection = "last"
     patience: int | None = None
+    hold: bool = True
 
     def __post_init__(self) -> None:
         least = {"steps": 1, "epochs": 1, "burn_in": 1, "updates": 0, "every": 1, "patience": 1}

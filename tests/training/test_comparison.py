@@ -145,7 +145,7 @@ def test_dots_without_test_data(data):
 
 def test_trained_objects_are_taken_as_they_are(data):
     x, y = data[:2]
-    trained = train_with_evidence(mlp(3, seed=0), x, y, **QUICK)
+    trained = train_with_evidence(mlp(3, seed=0), x, y, mean="network", **QUICK)
     gp = lingp.LinearizedGP(mlp(2, seed=1), prior=1.0).fit(x, y, progress=False)
     found = compare_by_evidence({"trained": trained, "gp": gp})
     assert found["trained"].trained is trained

@@ -257,7 +257,7 @@ def test_a_trained_network_keeps_its_predictions_and_evidence(steps):
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1))
     x, y, x_test, y_test = (t.float() for t in steps)
-    found = train_with_evidence(net, x, y, steps=200, updates=3, progress=False)
+    found = train_with_evidence(net, x, y, steps=200, updates=3, mean="network", progress=False)
     before = [p.clone() for p in found.net.parameters()]
     precision = found.prior.precision.clone()
     pruned = prune(found, progress=False)

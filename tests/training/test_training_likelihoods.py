@@ -17,7 +17,15 @@ def test_a_short_training_raises_the_evidence(case: LikelihoodCase):
     net = nn.Sequential(mlp(2, 4, case.num_outputs), nn.Unflatten(1, case.output_shape or (1,)))
     likelihood = case.make()
     found = train_with_evidence(
-        net, X, y, likelihood=likelihood, steps=30, updates=3, learning_rate=0.02, progress=False
+        net,
+        X,
+        y,
+        likelihood=likelihood,
+        mean="network",
+        steps=30,
+        updates=3,
+        learning_rate=0.02,
+        progress=False,
     )
     history = found.history
     assert found.stopped is None

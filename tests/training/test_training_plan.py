@@ -12,7 +12,7 @@ from lingp.training import EvidenceTrainer, History, Plan, hyperparameter_step, 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"steps": 2400}, range(300, 2401, 300)),
+        ({"steps": 2400}, range(100, 2401, 100)),
         ({"steps": 100, "updates": 3, "burn_in": 50}, [50, 75, 100]),
         ({"steps": 100, "every": 30}, [30, 60, 90, 100]),
         ({"steps": 100, "every": 30, "burn_in": 55}, [55, 85, 100]),
@@ -25,6 +25,22 @@ from lingp.training import EvidenceTrainer, History, Plan, hyperparameter_step, 
 def test_hyperparameters_move_when_the_plan_says(options, expected):
     plan = Plan(**options)
     assert plan.hyperparameter_steps(plan.num_steps(4)) == set(expected)
+
+
+def test_dear_hyperparameter_steps_are_fewer_and_batches_have_more_steps():
+    plan = Plan()
+    assert (plan.num_steps(1), plan.num_steps(4)) == (2400, 10_000)
+    assert plan.hyperparameter_steps(2400, flops=1e10) == set(range(300, 2401, 300))
+
+
+def test_hyperparameters_are_held_where_moving_them_loses_evidence():
+    moved, held = (worsening(steps=100, every=20, hold=hold) for hold in (False, True))
+    evidences = [step.evidence for step in moved.history]
+    assert max(evidences) > evidences[-1]  # it overfits
+    best = max(held.history, key=lambda step: step.evidence)
+    assert held.history[-1].hyperparameters == best.hyperparameters
+    assert moved.history[-1].hyperparameters != best.hyperparameters
+    assert held.history[-1].evidence_before == held.history[-1].evidence
 
 
 def test_learning_rates_follow_a_cosine_and_the_record_has_them():
@@ -72,7 +88,14 @@ def worsening(**options):
             return found
 
     return train_with_evidence(
-        mlp(1, 6, 1), X, Y, optimizer=Noisy, learning_rate=0.02, progress=False, **options
+        mlp(1, 6, 1),
+        X,
+        Y,
+        optimizer=Noisy,
+        learning_rate=0.02,
+        mean="network",
+        progress=False,
+        **options,
     )
 
 
