@@ -58,6 +58,25 @@ def test_targets_are_met_or_not(uci):
     assert "3.0 s per split (target < 10 s: met)" in text
 
 
+def test_the_kind_of_noise_is_chosen_by_evidence_not_by_the_test_rows(uci):
+    found = records(uci, yacht=0.0)
+    del found["yacht"][0][uci.CHOSEN]
+    found["yacht"][0][uci.HETEROSCEDASTIC] |= {"evidence": 5.0, "log_likelihood": -1.0}
+    chosen = uci.with_choice(found)["yacht"][0][uci.CHOSEN]
+    assert chosen["log_likelihood"] == -1.0
+    assert chosen["seconds"] == 6.0  # both were trained
+    assert uci.CHOSEN not in found["yacht"][0]
+
+
+def test_differences_are_of_the_same_splits(uci, tmp_path):
+    file = tmp_path / "ref_mcdropout_gal2018_per_split.csv"
+    file.write_text("dataset,split,test_ll\nyacht,0,-1.5\nyacht,1,100.0\n")
+    lines = uci.paired(records(uci, yacht=-1.0, wine=0.0), uci.per_split(tmp_path))
+    assert lines[0] == "- yacht, homoscedastic: +0.500 on 1 splits"
+    assert len(lines) == len(uci.ROWS)
+    assert uci.per_split(tmp_path / "nothing") == {}
+
+
 def test_large_sets_have_no_limit_of_time(uci):
     lines = uci.verdicts(records(uci, kin8nm=1.0), {"kin8nm": 8192})
     assert not any("per split" in line for line in lines)
