@@ -49,7 +49,7 @@ def train_with_evidence(
     memory_budget: int | None = None,
     select: Selection = "last",
     patience: int | None = None,
-    hold: bool = True,
+    hold: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int | None = None,
     resume: bool = True,

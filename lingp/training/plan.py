@@ -61,7 +61,7 @@ class Plan:
     learning_rate: Rates | None = None
     select: Selection = "last"
     patience: int | None = None
-    hold: bool = True
+    hold: bool = False
 
     def __post_init__(self) -> None:
         least = {"steps": 1, "epochs": 1, "burn_in": 1, "updates": 0, "every": 1, "patience": 1}
