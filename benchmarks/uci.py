@@ -48,7 +48,7 @@ SETS = published.SETS
 HIDDEN = {"boston": [50], "wine": [50], "protein": [100]}
 OTHERWISE = [50, 50]
 SPLITS = {"protein": 5}
-QUICK_SETS, QUICK_STEPS = ("yacht",), 60
+QUICK_SETS, QUICK = ("yacht",), {"steps": 60, "updates": 2}
 HOMOSCEDASTIC, NETWORK, HETEROSCEDASTIC = "homoscedastic", "network's mean", "heteroscedastic"
 CHOSEN = "by evidence"
 RUN = (HOMOSCEDASTIC, NETWORK, HETEROSCEDASTIC)
@@ -66,14 +66,13 @@ def trained(
     likelihood: Likelihood,
     outputs: int,
     seed: int,
-    steps: int | None,
+    options: dict[str, int],
 ) -> EvidenceTraining:
     """One network, trained with the evidence; nothing set but the likelihood."""
     torch.manual_seed(seed)
     sizes = [split.train.x.shape[1], *hidden, outputs]
     network = networks.build({"kind": "mlp", "sizes": sizes}).double()
     x, y = torch.from_numpy(split.train.x), torch.from_numpy(split.train.y).unsqueeze(-1)
-    options = {} if steps is None else {"steps": steps}
     return train_with_evidence(network, x, y, likelihood=likelihood, progress=False, **options)
 
 
@@ -99,13 +98,17 @@ def with_mean(done: EvidenceTraining, split: datasets.Split, mean: Mean) -> Line
 
 
 def run_split(
-    split: datasets.Split, hidden: Sequence[int], seed: int, steps: int | None, rows: Sequence[str]
+    split: datasets.Split,
+    hidden: Sequence[int],
+    seed: int,
+    options: dict[str, int],
+    rows: Sequence[str],
 ) -> dict[str, Scores]:
     """Scores of the rows asked for on one split."""
     found: dict[str, Scores] = {}
     if HOMOSCEDASTIC in rows or NETWORK in rows:
         start = time.perf_counter()
-        done = trained(split, hidden, Gaussian(), 1, seed, steps)
+        done = trained(split, hidden, Gaussian(), 1, seed, options)
         found[HOMOSCEDASTIC] = judged(done.gp, split)
         seconds = time.perf_counter() - start
         found[NETWORK] = judged(with_mean(done, split, "network"), split)
@@ -114,7 +117,7 @@ def run_split(
             found[row] |= {"seconds": seconds, "evidence": evidence}
     if HETEROSCEDASTIC in rows:
         start = time.perf_counter()
-        done = trained(split, hidden, Heteroscedastic(), 2, seed, steps)
+        done = trained(split, hidden, Heteroscedastic(), 2, seed, options)
         found[HETEROSCEDASTIC] = judged(done.gp, split)
         found[HETEROSCEDASTIC] |= {
             "seconds": time.perf_counter() - start,
@@ -345,8 +348,8 @@ def main() -> None:
             if index >= SPLITS.get(name, 20):
                 continue
             split = datasets.regression(where, name, index)
-            steps = QUICK_STEPS if arguments.quick else None
-            found = run_split(split, HIDDEN.get(name, OTHERWISE), index, steps, rows)
+            options = QUICK if arguments.quick else {}
+            found = run_split(split, HIDDEN.get(name, OTHERWISE), index, options, rows)
             kept = records.setdefault(name, {})
             kept[index] = kept.get(index, {}) | found
             if arguments.raw is not None:  # at once: a run that is cut short leaves something
