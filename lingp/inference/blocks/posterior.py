@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from lingp.inference.blocks.pieces import Piece
 from lingp.inference.function_space import FunctionSpace
 from lingp.inference.posterior import Posterior
+from lingp.inference.prior_values import PriorValues
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.weight_space import WeightSpace
 from lingp.likelihoods import CurvatureRoot
@@ -21,18 +21,6 @@ from lingp.priors import Prior
 
 if TYPE_CHECKING:
     from lingp.inference.blocks.method import BoundBlocks
-
-
-@dataclass(frozen=True)
-class _Values:
-    """A prior's variances at the moment."""
-
-    values: Tensor
-    isotropic: bool
-    group: Tensor | None
-
-    def variances(self) -> Tensor:
-        return self.values
 
 
 class BlocksPosterior(Posterior):
@@ -98,7 +86,7 @@ class BlocksPosterior(Posterior):
         return self._each.mean(), [next(by_input) if t.requires_grad else None for t in leaves]
 
     def _values(self, variances: Tensor) -> Prior:
-        return cast(Prior, _Values(variances, self.isotropic, self.groups))
+        return cast(Prior, PriorValues(variances, self.isotropic, self.groups))
 
     def solve(self, z: Tensor) -> Tensor:
         _refuse('a posterior mean; use mean="network"')

@@ -26,6 +26,7 @@ from lingp.inference.implicit import Attach
 from lingp.inference.iterative.krylov import Solve, Variances, solve
 from lingp.inference.iterative.lanczos import LogDeterminantEstimate, stochastic_log_determinant
 from lingp.inference.posterior import Posterior
+from lingp.inference.prior_values import PriorValues
 from lingp.inference.sparse import SparsePosterior
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
@@ -71,18 +72,6 @@ class Certificate:
         )
 
 
-@dataclass(frozen=True)
-class _Values:
-    """A prior's variances as they are now, whatever happens to it later."""
-
-    values: Tensor
-    isotropic: bool
-    group: Tensor | None
-
-    def variances(self) -> Tensor:
-        return self.values
-
-
 class IterativePosterior(Posterior):
     """Conjugate gradients on B = I + Φ Φᵀ; nothing is computed before it is asked for.
 
@@ -126,7 +115,7 @@ class IterativePosterior(Posterior):
     def preconditioner(self) -> SparsePosterior | None:
         """The sparse posterior of the same curvature, without a graph; None if there is none."""
         if self._sparse is None and self._method.sparse is not None:
-            values = _Values(self._detached_variances, self.isotropic, self.groups)
+            values = PriorValues(self._detached_variances, self.isotropic, self.groups)
             with torch.no_grad():
                 self._sparse = self._method.sparse(
                     self.training, cast(Prior, values), self._detached_root
@@ -348,7 +337,7 @@ class IterativePosterior(Posterior):
         terms = (self.whitened_t_product(x) * self.whitened_t_product(y)).sum(0)  # (S,)
         known = self.variances.new_zeros(())
         if self._method.sparse is not None:
-            values = cast(Prior, _Values(self.variances, self.isotropic, self.groups))
+            values = cast(Prior, PriorValues(self.variances, self.isotropic, self.groups))
             sparse = self._method.sparse(self.training, values, self.root)
             known = sparse.log_determinant()
             terms = terms - sparse.whitened_t_product(y).square().sum(0)
