@@ -23,6 +23,7 @@ from lingp.inference.tuning import hyperparameters as module
 from lingp.inference.tuning.search import maximize, maximize_from_starts, start_shifts
 from lingp.inference.tuning.spectrum import has_spectral_evidence, spectral_evidence
 from lingp.likelihoods import Categorical, Gaussian, Poisson, StudentT, Tempered
+from lingp.models import LinearizedGP
 from lingp.priors import Isotropic, Layerwise
 
 MEANS = ["network", "refit"]
@@ -355,3 +356,33 @@ def test_options_are_checked():
     ):
         with pytest.raises(ValueError, match=message):
             optimize(laplace, **options)
+
+
+@pytest.mark.filterwarnings("ignore")  # of rounding, which is the point
+@pytest.mark.parametrize("method", ["auto", "mackay"])
+def test_rounding_below_the_tolerance_does_not_cost_a_factorisation_per_evaluation(method):
+    """A spectrum that the default tolerance turns down serves where 1e-3 nats a datum will do."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 3, generator=generator, dtype=torch.float64)
+    y = x.sum(1, keepdim=True) + 0.01 * torch.randn(40, 1, generator=generator).double()
+    net = torch.nn.Linear(3, 1).double()
+    with torch.no_grad():
+        net.weight.fill_(1.0)
+        net.bias.zero_()
+    for tolerance, from_spectrum in ((1e-6, False), (1e-1, True)):
+        gp = LinearizedGP(net, Gaussian(noise=1e-13), prior=1.0)
+        gp.likelihood.raw_noise.requires_grad_(False)
+        gp.fit(x, y, progress=False)
+        laplace = gp._fitted()
+        eigenvalues = spectral_evidence(laplace).eigenvalues
+        # between what the two tolerances allow
+        loss = len(eigenvalues) * torch.finfo(torch.float64).eps * float(eigenvalues.max())
+        assert 1e-2 < loss < 4.0
+        assert spectral_evidence(laplace).resolved(tolerance * 40) == from_spectrum
+        found = gp.optimize_hyperparameters(
+            objective="evidence", method=method, tolerance=tolerance, num_restarts=0
+        )
+        if method == "auto":
+            assert found.method == ("eigendecomposition" if from_spectrum else "L-BFGS")
+        exact = gp.log_marginal_likelihood().item()
+        assert abs(found.value - exact) < max(loss, 1e-6)

@@ -306,7 +306,7 @@ def _search_spectrum(
     found = maximize_from_starts(
         lambda: spectral() + log_prior(), parameters, threshold, max_evaluations, shifts
     )
-    if not spectral.resolved():
+    if not spectral.resolved(threshold):
         set_values(parameters, start)
         return None
     return found

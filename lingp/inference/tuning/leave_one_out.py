@@ -184,11 +184,16 @@ class SpectralLeaveOneOut:
         mean, without = cavity(outputs, covariance, root, data.residual(outputs), inner)
         return LeaveOneOut(mean, without, data).total()
 
-    def resolved(self) -> bool:
-        """Whether rounding of the eigenvalues leaves the current value intact."""
+    def resolved(self, tolerance: float = 0.0) -> bool:
+        """Whether rounding of the eigenvalues leaves the current value intact.
+
+        Or wrong by less than `tolerance` nats, of which each datum has a share: every variance is
+        off by as much.
+        """
         with torch.no_grad():
             s, t = self.scales()
-            return self.spectrum.resolved(float(s * t))
+            share = tolerance / len(self.laplace.training.outputs)
+            return self.spectrum.resolved(float(s * t), share)
 
 
 def spectral_leave_one_out(laplace: LinearizedLaplace) -> SpectralLeaveOneOut | None:

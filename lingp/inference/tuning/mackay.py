@@ -104,7 +104,7 @@ def fixed_point(laplace: LinearizedLaplace, threshold: float, max_evaluations: i
         threshold,
         max_evaluations,
     )
-    if spectral is not None and not spectral.resolved():
+    if spectral is not None and not spectral.resolved(threshold):
         set_values([g.raw for g in groups], start)
         found = _iterate(groups, lambda: _parts(laplace), laplace, threshold, max_evaluations)
     return found

@@ -18,8 +18,8 @@ class Spectral(Protocol):
     def __call__(self) -> Tensor:
         """The objective, 0-d, with a graph to the hyperparameters."""
 
-    def resolved(self) -> bool:
-        """Whether rounding of the eigenvalues leaves the objective intact."""
+    def resolved(self, tolerance: float = 0.0) -> bool:
+        """Whether rounding of the eigenvalues costs the objective less than `tolerance` nats."""
 
 
 class Objective(ABC):

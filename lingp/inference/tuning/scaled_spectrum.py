@@ -117,9 +117,9 @@ class ScaledSpectrum:
         """log det(I + Φ Φᵀ), 0-d."""
         return (st * self.eigenvalues).log1p().sum()
 
-    def resolved(self, st: float) -> bool:
+    def resolved(self, st: float, tolerance: float = 0.0) -> bool:
         """Whether rounding of the eigenvalues leaves results at this scale intact."""
-        return spectrum_resolved(self.eigenvalues, st)
+        return spectrum_resolved(self.eigenvalues, st, tolerance)
 
     @torch.no_grad()
     def rows(self, factors: Factors) -> ScaledRows:
@@ -171,10 +171,14 @@ def works_in_a_space(laplace: LinearizedLaplace) -> bool:
     return laplace.method is WeightSpace or laplace.method is FunctionSpace
 
 
-def spectrum_resolved(eigenvalues: Tensor, st: float) -> bool:
-    """Whether rounding of the eigenvalues of Φ Φᵀ leaves what is computed from them intact."""
+def spectrum_resolved(eigenvalues: Tensor, st: float, tolerance: float = 0.0) -> bool:
+    """Whether rounding of the eigenvalues of Φ Φᵀ leaves what is computed from them intact.
+
+    n·eps·λ_max also bounds the error of log det(I + Φ Φᵀ): one below `tolerance` nats will do.
+    """
     largest = st * float(eigenvalues.max())
-    return rounding_loss(largest, len(eigenvalues), eigenvalues.dtype) < ROUNDING_LIMIT
+    loss = rounding_loss(largest, len(eigenvalues), eigenvalues.dtype)
+    return loss < max(ROUNDING_LIMIT, tolerance)
 
 
 def common_noise(laplace: LinearizedLaplace) -> Tensor | None:

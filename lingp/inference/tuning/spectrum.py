@@ -116,10 +116,13 @@ class SpectralEvidence:
         return fit - 0.5 * log_determinant
 
     @torch.no_grad()
-    def resolved(self) -> bool:
-        """Whether rounding of the eigenvalues leaves the current evidence intact."""
+    def resolved(self, tolerance: float = 0.0) -> bool:
+        """Whether rounding of the eigenvalues leaves the current evidence intact.
+
+        Or wrong by less than `tolerance` nats.
+        """
         s, t = self.scales()
-        return spectrum_resolved(self.eigenvalues, float(s * t))
+        return spectrum_resolved(self.eigenvalues, float(s * t), tolerance)
 
 
 @torch.no_grad()
