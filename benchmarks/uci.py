@@ -45,7 +45,7 @@ from lingp.models import LinearizedGP
 from lingp.training import EvidenceTraining, train_with_evidence
 
 SETS = published.SETS
-HIDDEN = {"boston": [50], "wine": [50], "protein": [100]}
+HIDDEN = {"boston": [50], "wine": [50]}
 OTHERWISE = [50, 50]
 SPLITS = {"protein": 5}
 QUICK_SETS, QUICK = ("yacht",), {"steps": 60, "updates": 2}
