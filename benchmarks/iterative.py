@@ -167,7 +167,7 @@ def on_few_rows(task: Task, precisions: list[float], arguments: argparse.Namespa
     for precision in precisions:
         set_precision(laplace, precision)
         with stage(f"precision {precision:g}, N = {rows}"):
-            laplace.method = bound(laplace, arguments.inducing, arguments.probes)
+            laplace.method = bound(laplace, arguments.inducing, arguments.probes, arguments.share)
             cells, within = against_exact(laplace, truths[precision], test, arguments)
             errors.append(cells)
             counts += compared(laplace, test[: arguments.columns], arguments.most)
@@ -278,7 +278,7 @@ def on_many_rows(task: Task, precisions: list[float], arguments: argparse.Namesp
         _, seconds = timed(laplace.training.unit_gram)
     with stage("inducing points"):
         laplace.method, choosing = timed(
-            lambda: bound(laplace, arguments.inducing, arguments.probes)
+            lambda: bound(laplace, arguments.inducing, arguments.probes, arguments.share)
         )
     cells = []
     for precision, points in zip(precisions, arguments.points, strict=True):
@@ -327,6 +327,9 @@ def main() -> None:
     parser.add_argument("--exact-rows", type=int, help="rows for the exact posterior (5000; 0)")
     parser.add_argument("--exact-points", type=int, help="test rows there (200)")
     parser.add_argument("--inducing", type=int, help="M (512)")
+    parser.add_argument(
+        "--share", type=float, default=TOLERANCE, help="of a variance its error may be (1e-4)"
+    )
     parser.add_argument("--columns", type=int, default=4, help="columns without preconditioner")
     parser.add_argument("--most", type=float, default=10.5, help="times the iterations with it")
     parser.add_argument("--seconds", type=float, default=120.0, help="for them at all rows")
@@ -369,7 +372,8 @@ def main() -> None:
         f"P = {weights}, M = {arguments.inducing}",
         "",
         f"{table.processor()}, {arguments.threads} threads; Python {platform.python_version()}, "
-        f"torch {torch.__version__}; noise {task.noise:.2g}, float64, tolerance {TOLERANCE:g}",
+        f"torch {torch.__version__}; noise {task.noise:.2g}, float64, tolerance {TOLERANCE:g}, of "
+        f"variances {arguments.share:g}",
         "",
         *parts,
     ]

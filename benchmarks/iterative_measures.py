@@ -30,8 +30,10 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
     return result, time.perf_counter() - start
 
 
-def bound(laplace: LinearizedLaplace, num_inducing: int, num_probes: int) -> BoundIterative:
-    """Iterative inference with a dense kernel."""
+def bound(
+    laplace: LinearizedLaplace, num_inducing: int, num_probes: int, share: float
+) -> BoundIterative:
+    """Iterative inference with a dense kernel; `share` of a variance its certified error may be."""
     rows = laplace.training.outputs.numel()
     memory = _DENSE_SHARES * rows**2 * laplace.training.outputs.element_size()
     options = lingp.Iterative(
@@ -39,6 +41,7 @@ def bound(laplace: LinearizedLaplace, num_inducing: int, num_probes: int) -> Bou
         tolerance=TOLERANCE,
         num_probes=num_probes,
         generator=torch.Generator().manual_seed(0),
+        variance_tolerance=share,
     )
     return options.bind(laplace.training, laplace.prior, max(memory, _LEAST_MEMORY))
 

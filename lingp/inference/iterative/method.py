@@ -35,8 +35,11 @@ class Iterative:
     select
         How they are chosen, see `Sparse`.
     tolerance
-        On relative residuals, on errors of variances as shares of them, and on the mean's distance
-        from the exact one in posterior standard deviations.
+        On relative residuals, and on the mean's distance from the exact one in posterior standard
+        deviations.
+    variance_tolerance
+        On certified errors of variances, as shares of them; by default `tolerance`. Where data
+        leave little of the prior's variance, a small share is the costliest thing asked for.
     max_iterations
         Most products per right-hand side; past it a `ConvergenceWarning` tells what is missing.
     num_probes
@@ -65,6 +68,7 @@ class Iterative:
     max_iterations: int = 1000
     num_probes: int = 16
     generator: torch.Generator | None = None
+    variance_tolerance: float | None = None
 
     def __post_init__(self) -> None:
         if self.num_inducing is not None and self.num_inducing < 0:
@@ -74,6 +78,11 @@ class Iterative:
             )
         if not 0 < self.tolerance < 1:
             raise ValueError(f"tolerance: got {self.tolerance}; expected a number between 0 and 1")
+        if self.variance_tolerance is not None and not self.variance_tolerance > 0:
+            raise ValueError(
+                f"variance_tolerance: got {self.variance_tolerance}; expected a share of a "
+                "variance, above 0, or None for that of residuals"
+            )
         if self.max_iterations < 1:
             raise ValueError(f"max_iterations: got {self.max_iterations}; expected 1 or more")
         if self.num_probes < 2:
@@ -132,6 +141,12 @@ class BoundIterative:
     def tolerance(self) -> float:
         """See `Iterative`."""
         return self.options.tolerance
+
+    @property
+    def variance_tolerance(self) -> float:
+        """See `Iterative`."""
+        asked = self.options.variance_tolerance
+        return self.options.tolerance if asked is None else asked
 
     @property
     def max_iterations(self) -> int:

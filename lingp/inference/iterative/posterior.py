@@ -79,9 +79,9 @@ class IterativePosterior(Posterior):
         Cov f*      K** - kᵀ x - xᵀ r,  x ≈ B⁻¹ k,  k = Rᵀ K(X, X*),  r = k - B x
         sample      e - Φᵀ B⁻¹ (Φ e + e'),  e ~ N(0, I_P), e' ~ N(0, I_NK)     (Matheron)
 
-    A variance is solved for until |r| <= tolerance |k| and rᵀ P⁻¹ r <= tolerance · variance; a
-    mean until |r| <= tolerance, so that no output is further from its own than that many posterior
-    standard deviations (Cauchy and Schwarz: |Φ* Φᵀ B⁻¹ r|² <= Var f* · |r|²).
+    A variance is solved for until |r| <= tolerance |k| and rᵀ P⁻¹ r <= variance_tolerance times it;
+    a mean until |r| <= tolerance, so that no output is further from its own than that many
+    posterior standard deviations (Cauchy and Schwarz: |Φ* Φᵀ B⁻¹ r|² <= Var f* · |r|²).
 
     Where data are spread over processes, vectors (N·K x S) are of all data and the same on every
     process; a product takes each process's rows. Covariances and samples then take all processes.
@@ -274,7 +274,8 @@ class IterativePosterior(Posterior):
         own = prior.diagonal(dim1=1, dim2=2).flatten()
         self.training.shards.check_same("the inputs that iterative inference predicts at", own)
         k = self._flat(torch.cat(parts))
-        found = self._run(k, self._method.tolerance, Variances(own, self._method.tolerance))
+        method = self._method
+        found = self._run(k, method.tolerance, Variances(own, method.variance_tolerance))
         variance = own - (k * found.x).sum(0) - (found.x * found.residual).sum(0)
         least = torch.finfo(own.dtype).eps * own.clamp(min=torch.finfo(own.dtype).tiny)
         bound = float(found.bound.max())
