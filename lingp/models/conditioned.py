@@ -103,9 +103,20 @@ class ConditionedNetwork:
         return self.linearized.dtype
 
     @property
+    def laplace(self) -> LinearizedLaplace:
+        """What `fit` made: training data, curvature and posterior, for hyperparameters as they are.
+
+        Raises
+        ------
+        RuntimeError
+            Before `fit`.
+        """
+        return self._refreshed()
+
+    @property
     def inference_choice(self) -> InferenceChoice:
         """Which inference `fit` chose, and why."""
-        self._fitted()
+        self._refreshed()
         assert self._choice is not None
         return self._choice
 
@@ -193,7 +204,7 @@ class ConditionedNetwork:
         -------
         self
         """
-        before = self._fitted().training.num_data
+        before = self.laplace.training.num_data
         assert self._data is not None
         self._data.extend(X, y, sample_weight)
         kept = torch.arange(before)
@@ -215,13 +226,13 @@ class ConditionedNetwork:
         -------
         self
         """
-        training = self._fitted().training
+        training = self.laplace.training
         assert self._data is not None
         index = self.shards.attempt(lambda: as_row_numbers(rows, training.num_data))
         self._recondition(self._data.remove(index))
         return self
 
-    def _fitted(self) -> LinearizedLaplace:
+    def _refreshed(self) -> LinearizedLaplace:
         if self._laplace is None or self._data is None:
             raise RuntimeError("this LinearizedGP has no data yet: call fit(X, y) first")
         # prior and likelihood may have been exchanged since fit
@@ -266,7 +277,7 @@ class ConditionedNetwork:
     def _prepare(self) -> None:
         """Make the posterior, where it takes all ranks: each can then predict for itself."""
         if not self.shards.alone:
-            laplace = self._fitted()
+            laplace = self.laplace
             laplace.posterior()
             laplace.weight_shift()
 

@@ -172,7 +172,7 @@ class LinearizedGP(ConditionedNetwork):
         method, num_samples, generator
             As in `predict`.
         """
-        laplace = self._fitted()
+        laplace = self.laplace
         targets = laplace.training.targets
         with torch.no_grad():
             left_out = leave_one_out(laplace)
@@ -186,7 +186,7 @@ class LinearizedGP(ConditionedNetwork):
 
         With the mean this GP has: see `lingp.inference.laplace`.
         """
-        return self._fitted().log_marginal_likelihood()
+        return self.laplace.log_marginal_likelihood()
 
     def evidence(self) -> Evidence:
         """`log_marginal_likelihood` in parts, as plain numbers, with a standard error.
@@ -194,7 +194,7 @@ class LinearizedGP(ConditionedNetwork):
         For a sparse posterior, `left_out` says how far the bound may be below; for an iterative
         one, `standard_error` how well its log determinant is known.
         """
-        return evidence(self._fitted())
+        return evidence(self.laplace)
 
     def mode(self) -> Mode:
         """The optimum of the linearised model that mean="refit" uses: how it was found.
@@ -202,7 +202,7 @@ class LinearizedGP(ConditionedNetwork):
         Says whether it converged, in how many iterations, and to which gradient norm.
         """
         with torch.no_grad():
-            return self._fitted().mode()
+            return self.laplace.mode()
 
     def optimize_hyperparameters(
         self,
@@ -243,7 +243,7 @@ class LinearizedGP(ConditionedNetwork):
         num_restarts, generator
             Number of starts besides the current values, and the source of their randomness.
         """
-        laplace = self._fitted()
+        laplace = self.laplace
         if validation is not None:
             refuse_with_validation(objective=objective, method=method, num_restarts=num_restarts)
             return self._tune_on(validation, absorb, max_evaluations, generator)
@@ -288,7 +288,7 @@ class LinearizedGP(ConditionedNetwork):
         max_evaluations: int,
         generator: torch.Generator | None,
     ) -> ValidationResult:
-        laplace = self._fitted()
+        laplace = self.laplace
         assert self._data is not None
         missing = self._data.missing == "nan"
         batches = self.shards.attempt(lambda: validation_batches(validation, missing=missing))
@@ -305,7 +305,7 @@ class LinearizedGP(ConditionedNetwork):
         return result
 
     def _latents(self) -> Latents:
-        return Latents(self._fitted(), self._memory())
+        return Latents(self.laplace, self._memory())
 
     def _prediction(
         self,
@@ -333,7 +333,7 @@ class LinearizedGP(ConditionedNetwork):
         """Known quantities of targets to predict, (n x T)."""
         if known is None:
             return None
-        targets = self._fitted().training.targets
+        targets = self.laplace.training.targets
         if targets.dim() != 3:
             raise ValueError(
                 f"known: {type(self.likelihood).__name__} has no known quantity of its targets"

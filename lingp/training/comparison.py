@@ -175,7 +175,7 @@ def _run(given: Trained | Callable[[], Trained], seed: int | None, X_test: Any, 
             log_likelihood=parts.log_likelihood,
             effective_parameters=effective_parameters(gp),
             num_parameters=gp.linearized.num_parameters,
-            num_data=gp._fitted().training.num_data,
+            num_data=gp.laplace.training.num_data,
             seconds=seconds,
             test_log_likelihood=_test_log_likelihood(gp, X_test, y_test, seed),
         )
@@ -202,11 +202,11 @@ def _check_comparable(candidates: Sequence[Candidate]) -> None:
         ) from first
     first_gp = fine[0].gp
     assert first_gp is not None
-    targets = first_gp._fitted().training.targets.cpu().double()
+    targets = first_gp.laplace.training.targets.cpu().double()
     for candidate in fine[1:]:
         gp = candidate.gp
         assert gp is not None
-        own = gp._fitted().training.targets.cpu().double()
+        own = gp.laplace.training.targets.cpu().double()
         same = own.shape == targets.shape and torch.allclose(
             own, targets, rtol=1e-6, atol=1e-6, equal_nan=True
         )

@@ -20,7 +20,7 @@ def effective_parameters(gp: LinearizedGP) -> float:
     gp
         With data.
     """
-    laplace = gp._fitted()
+    laplace = gp.laplace
     with torch.no_grad():
         posterior = laplace.solution().posterior
         if isinstance(posterior, SparsePosterior):

@@ -145,7 +145,7 @@ def move(
         return look(gp)
     start = time.perf_counter()
     before = [p.detach().clone() for p in free]
-    laplace = gp._fitted()
+    laplace = gp.laplace
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the next step goes on from here
         warnings.simplefilter("ignore", RoundingWarning)  # said by whoever predicts

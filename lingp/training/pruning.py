@@ -79,10 +79,10 @@ def prune(
         raise ValueError(f"max_loss: expected at least 0 nats, got {max_loss}")
     if until is not None and not until >= 0:
         raise ValueError(f"until: expected a number to leave or a share below 1, got {until}")
-    gp._fitted()
+    alone = gp.laplace.training.shards.alone
     if isinstance(trained, EvidenceTraining) and gp.mean != "network":
         gp = with_network_mean(gp)
-    if not gp.shards.alone:
+    if not alone:
         raise ValueError("trained: pruning takes all data in one process, without process_group")
     _check_memory(gp)
     allowed = (math.inf if until is not None else 1.0) if max_loss is None else max_loss

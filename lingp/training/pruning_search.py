@@ -179,7 +179,7 @@ class Search:
         At least one, whatever is expected of it; further ones while no more than `allowed` is lost
         since the largest evidence, which this network is `behind`.
         """
-        local = LocalEvidence(self.state.gp._fitted())
+        local = LocalEvidence(self.state.gp.laplace)
         pick = self._pick_weights if self.what == "weights" else self._pick_units
         order: Order = []
         peak, width = -behind, max(1, most // 8)
@@ -256,10 +256,10 @@ class Search:
         joint density loses, where the network before was at its mode. They go on while the log
         joint density grows.
         """
-        wanted, start = self.state.gp._fitted().training.outputs, theta
+        wanted, start = self.state.gp.laplace.training.outputs, theta
         gp, value = self._conditioned(theta, on), self._log_joint(theta, on)
         for _ in range(_MOVES):
-            laplace = gp._fitted()
+            laplace = gp.laplace
             training, posterior = laplace.training, _exact_posterior(laplace)
             lost, root = (training.outputs - wanted).unsqueeze(-1), posterior.root
             force = training.t_matmul(root.apply(root.t_apply(lost))).squeeze(-1)
@@ -287,12 +287,12 @@ class Search:
     def _outputs(self, theta: Tensor) -> Tensor:
         """Outputs at the training data with these weights, (N x C)."""
         set_weights(self.linearized.network, self.linearized.parameter_names, theta)
-        return torch.cat([self.linearized(x) for x in self.given._fitted().training.inputs])
+        return torch.cat([self.linearized(x) for x in self.given.laplace.training.inputs])
 
     @torch.no_grad()
     def _log_joint(self, theta: Tensor, on: Tensor) -> float:
         """log p(D | θ) - ½ |Σ0^{-1/2} (θ - μ0)|² of the weights that are on."""
-        laplace = self.given._fitted()
+        laplace = self.given.laplace
         f = self._outputs(theta)
         variances = per_weight(laplace.prior).to(theta)
         squares = (theta - laplace.prior.mean.to(theta)).square() / variances

@@ -238,7 +238,7 @@ class EvidenceTrainer:
             if hold and found.evidence < self._kept.largest:
                 before.restore(model.network, model.prior, model.likelihood)
                 found = look(gp)
-            fault = faults.hyperparameter_fault(gp._fitted(), found)
+            fault = faults.hyperparameter_fault(gp.laplace, found)
         except (OutOfRangeError, torch.linalg.LinAlgError) as error:
             fault = f"the evidence can't be computed: {error}"
         if fault is not None:
@@ -354,7 +354,7 @@ class EvidenceTrainer:
             self._stop(f"the evidence is {evidence}")
             return None
         self._rows.interrupted()
-        fault = faults.behind_untrained(gp._fitted(), self.model.untrained)
+        fault = faults.behind_untrained(gp.laplace, self.model.untrained)
         if fault is None:
             self._strikes = 0
             return gp

@@ -179,7 +179,7 @@ def past_rounding(shards: Shards) -> Found:
         warnings.simplefilter("ignore", RoundingWarning)
         for name, method in (("exact", "weight_space"), ("sparse", lingp.Sparse(5, "greedy"))):
             gp = fitted(shards, "noise per output", method, prior=1e-14)
-            assert gp._fitted().posterior().factorization.from_qr
+            assert gp.laplace.posterior().factorization.from_qr
             evidence = gp.log_marginal_likelihood()
             (found[f"{name} gradient"],) = torch.autograd.grad(evidence, gp.prior.raw_precision)
             found[f"{name} evidence"] = evidence

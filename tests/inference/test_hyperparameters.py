@@ -373,7 +373,7 @@ def test_rounding_below_the_tolerance_does_not_cost_a_factorisation_per_evaluati
         gp = LinearizedGP(net, Gaussian(noise=1e-13), prior=1.0)
         gp.likelihood.raw_noise.requires_grad_(False)
         gp.fit(x, y, progress=False)
-        laplace = gp._fitted()
+        laplace = gp.laplace
         eigenvalues = spectral_evidence(laplace).eigenvalues
         # between what the two tolerances allow
         loss = len(eigenvalues) * torch.finfo(torch.float64).eps * float(eigenvalues.max())

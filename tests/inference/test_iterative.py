@@ -83,6 +83,21 @@ def test_covariances_are_within_their_certificate(num_outputs, tolerance, num_in
     )
 
 
+def test_variances_have_a_tolerance_of_their_own():
+    """Residuals alone may leave large shares of small variances; asked for, they are small."""
+    counts = {}
+    for share in (0.5, 1e-6):
+        laplace, given = iterative_laplace(3, tolerance=1e-2, variance_tolerance=share)
+        exact = dense_reference(*given).covariance.detach().diagonal()
+        posterior = laplace.posterior()
+        variances = posterior.covariance(test_factors(laplace, given[3])).diagonal()
+        assert posterior.certificate.residual <= 1e-2
+        assert posterior.certificate.share <= share
+        assert (variances - exact <= share * variances + 1e-12 * exact.max()).all()
+        counts[share] = posterior.certificate.iterations
+    assert counts[1e-6] > counts[0.5]
+
+
 @pytest.mark.parametrize("num_inducing", [0, 6])
 @pytest.mark.parametrize("num_outputs", [1, 3])
 def test_stopped_early_it_is_above_the_exact_one_and_falls(num_outputs, num_inducing):
@@ -367,6 +382,7 @@ def test_training_covariance_is_that_of_the_preconditioner():
         ({"num_inducing": -1}, "num_inducing"),
         ({"tolerance": 0.0}, "tolerance"),
         ({"tolerance": 2.0}, "tolerance"),
+        ({"variance_tolerance": 0.0}, "variance_tolerance"),
         ({"max_iterations": 0}, "max_iterations"),
         ({"num_probes": 1}, "num_probes"),
     ],

@@ -128,7 +128,7 @@ def test_weights_that_say_nothing(dtype):
         off = prior.named_precisions()["0.weight"].detach()
         if mean == "network":
             bound = torch.finfo(dtype).eps ** 0.5
-            numbers = effective_numbers(gp._fitted())
+            numbers = effective_numbers(gp.laplace)
             assert 0 <= float(numbers[1]) < bound
             assert 1e3 < float(off[1]) < 1e16
         for values in (gp.predict(x_test).variance, gp.log_marginal_likelihood()):
@@ -149,7 +149,7 @@ def test_precision_of_weights_that_outputs_dont_depend_on():
         assert gp.optimize_hyperparameters(method="mackay", tolerance=1e-9).converged
     dead = float(prior.named_precisions()["0.weight"][0].detach())
     assert 1e-16 < dead < 1e-5
-    assert float(effective_numbers(gp._fitted())[0]) == 0.0
+    assert float(effective_numbers(gp.laplace)[0]) == 0.0
 
 
 @pytest.mark.parametrize("mean", ["network", "refit"])

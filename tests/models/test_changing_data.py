@@ -79,7 +79,7 @@ def test_adding_and_removing_rows_equals_fitting_the_rest(likelihood, inference,
 def test_only_the_rows_that_change_are_linearised(monkeypatch):
     net, x, y = data("gaussian")
     gp = model(net, x, "gaussian", "sparse", memory_budget=1 << 26).fit(x, y, progress=False)
-    gp._fitted().training.release_factors()
+    gp.laplace.training.release_factors()
     gp.posterior(x[:2])
     rows = []
     factors = LinearizedNetwork.factors
@@ -90,7 +90,7 @@ def test_only_the_rows_that_change_are_linearised(monkeypatch):
 
     monkeypatch.setattr(LinearizedNetwork, "factors", counting)
     gp.remove_data([2, 5])
-    gp._fitted().posterior()
+    gp.laplace.posterior()
     assert sum(rows) == 2
 
 
@@ -147,4 +147,4 @@ def test_rows_that_make_no_sense_are_refused(rows, message):
     gp = model(net, x, "gaussian", "sparse").fit(x, y, progress=False)
     with pytest.raises(ValueError, match=message):
         gp.remove_data(rows)
-    assert gp._fitted().training.num_data == 20
+    assert gp.laplace.training.num_data == 20

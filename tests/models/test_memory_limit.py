@@ -111,7 +111,7 @@ def test_batches_are_cut_to_the_budget(made):
     gp = LinearizedGP(conv_net(), inference=Sparse(10), memory_budget=budget)
     gp.fit([(X, X.flatten(1)[:, :3])], progress=False)
     assert gp.predict(X[:20], progress=False).variance.shape == (20, 3)
-    assert gp._fitted().training.factor_bytes > budget
+    assert gp.laplace.training.factor_bytes > budget
     per_row = max(size / count for size, count in made)
     assert max(size for size, _ in made) <= budget / 8 + per_row
 
@@ -176,7 +176,7 @@ def test_factors_are_given_back_where_there_is_no_room_for_them(monkeypatch, mem
     gp = LinearizedGP(net, memory_budget=GIB if memory_left else 40 * 2**20)
     gp.fit(X, X[:, :3], progress=False)
     assert gp.inference_choice.space == "sparse"
-    assert gp._fitted().training.factors_kept == memory_left
+    assert gp.laplace.training.factors_kept == memory_left
 
 
 def test_one_line_says_what_was_chosen(capsys):
@@ -208,7 +208,7 @@ def test_nothing_is_said_where_nothing_was_chosen_or_wanted(capsys, quiet):
 def test_names_options_and_methods(inference, kind):
     X = rows((4,), 20)
     gp = LinearizedGP(small_net(), inference=inference).fit(X, X[:, :3], progress=False)
-    method = gp._fitted().method
+    method = gp.laplace.method
     assert method is kind or isinstance(method, kind)
     assert "as asked" in str(gp.inference_choice) or "as given" in str(gp.inference_choice)
 

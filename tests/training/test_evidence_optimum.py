@@ -100,7 +100,7 @@ def test_past_the_rounding_limit_gradients_of_several_layers_are_finite_differen
     likelihood, prior = Gaussian(1e-16), Layerwise(1.0)
     gp = LinearizedGP(mlp(1, 4, 1), likelihood, prior=prior, inference="function_space")
     gp.fit(X, Y, progress=False)
-    determinant = lambda: gp._fitted().solution().posterior.log_determinant()  # noqa: E731
+    determinant = lambda: gp.laplace.solution().posterior.log_determinant()  # noqa: E731
     gradient = torch.autograd.grad(determinant(), prior.raw_precision)[0]
     for i in range(4):
         values = []

@@ -130,7 +130,7 @@ def test_the_average_is_of_outputs_and_jacobians():
     torch.testing.assert_close(net.eval()(x), outputs(weights))
     jacobian = torch.cat([j.flatten(2) for j in jacrev(outputs)(weights).values()], 2)
     gp = LinearizedGP(net, likelihood, prior=1.0).fit(x, y, progress=False)
-    assert gp._fitted().training.num_parameters == jacobian.shape[2]  # no angle among the weights
+    assert gp.laplace.training.num_parameters == jacobian.shape[2]  # no angle among the weights
     phi = jacobian.flatten(0, 1) / math.sqrt(0.3)
     expected = torch.logdet(torch.eye(len(phi)).double() + phi @ phi.mT).item()
     assert gp.evidence().log_determinant == pytest.approx(expected, rel=1e-10)

@@ -47,7 +47,7 @@ def linear_gp(rows=30, prior=None, mean="refit"):
 
 def dense_evidence(gp, on):
     """Of Bayesian linear regression with the inputs (and the bias, last) that are on."""
-    x, y = linear_problem(gp._fitted().training.num_data)
+    x, y = linear_problem(gp.laplace.training.num_data)
     features = torch.cat([x, torch.ones(len(x), 1, dtype=F64)], 1)[:, on]
     variances = torch.tensor([2.0] * 8 + [0.5], dtype=F64)[on]
     covariance = (features * variances) @ features.mT + 0.04 * torch.eye(len(x), dtype=F64)
@@ -60,7 +60,7 @@ def test_change_is_exact_for_a_linear_gaussian_model(rows):
     everything = torch.ones(9, dtype=torch.bool)
     whole = dense_evidence(gp, everything)
     assert gp.evidence().value == pytest.approx(whole, rel=1e-11)
-    local = LocalEvidence(gp._fitted())
+    local = LocalEvidence(gp.laplace)
     singles = local.single_changes()
     for i in range(9):
         on = everything.clone()
@@ -84,7 +84,7 @@ def test_change_is_exact_for_a_linear_gaussian_model(rows):
 @pytest.mark.parametrize("rows", [30, 6])
 def test_removals_one_after_the_other_are_exact(rows):
     gp = linear_gp(rows)
-    local = LocalEvidence(gp._fitted())
+    local = LocalEvidence(gp.laplace)
     on = torch.ones(9, dtype=torch.bool)
     whole = dense_evidence(gp, on)
     for group in (torch.tensor([6]), torch.tensor([4, 5]), torch.tensor([0, 8]), torch.tensor([8])):
@@ -98,7 +98,7 @@ def test_removals_one_after_the_other_are_exact(rows):
 
 def test_change_counts_the_gradient_of_a_network_that_is_not_at_its_mode():
     gp = linear_gp(mean="network")
-    laplace = gp._fitted()
+    laplace = gp.laplace
     training = laplace.training
     local = LocalEvidence(laplace)
     theta = training.linearized.weights()

@@ -59,7 +59,7 @@ def test_a_loader_is_iterated_anew_every_epoch_and_its_rows_are_counted():
     while not trainer.finished:
         trainer.step()
     assert Counting.epochs == 1 + 3 + 1  # to count, to train, for the evidence
-    assert trainer.result().gp._fitted().training.num_data == 20
+    assert trainer.result().gp.laplace.training.num_data == 20
 
 
 def test_batches_in_order_are_steps_of_the_formula():

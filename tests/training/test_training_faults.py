@@ -97,7 +97,7 @@ def test_correlated_noise_that_vanishes_in_one_direction_is_seen():
     for off, fault in ((0.9, False), (1 - 1e-13, True)):
         likelihood = CorrelatedGaussian([[1.0, off], [off, 1.0]])
         gp = LinearizedGP(mlp(1, 2), likelihood).fit(X, Y, progress=False)
-        found = hyperparameter_fault(gp._fitted(), look(gp))
+        found = hyperparameter_fault(gp.laplace, look(gp))
         assert ("fitted to rounding" in str(found)) == fault
 
 
