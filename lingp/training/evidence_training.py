@@ -86,7 +86,8 @@ def train_with_evidence(
     batch_size
         Rows of a step; by default all, or 256 where there are more than 2048.
     optimizer
-        A function from parameters to a `torch.optim.Optimizer`; Adam by default.
+        A function from parameters to a `torch.optim.Optimizer`; Adam by default. When noise falls,
+        the loss that it sees is scaled, so that predictions weigh as much in it as before.
     learning_rate
         Of the first and the last step, with a cosine between them; one number; or a function from
         the optimizer to a `torch.optim.lr_scheduler`. By default from 1e-2 to 1e-5, or what a given

@@ -192,6 +192,14 @@ def look(gp: LinearizedGP) -> EvidenceStep:
 
 
 @torch.no_grad()
+def mean_curvature(gp: LinearizedGP, num_rows: int = 1000) -> float:
+    """Mean of the diagonal of -d² log p / df², of some rows: what the loss is as steep as."""
+    root = gp.laplace.curvature_root()
+    dense = root.rows(slice(0, num_rows)).dense()
+    return float(dense.square().sum() / dense[..., 0].numel())
+
+
+@torch.no_grad()
 def hold_in_range(prior: Prior) -> int:
     """Take free precisions that have run off back to the ends of `PRECISIONS`; counts them."""
     raw = getattr(prior, "raw_precision", None)

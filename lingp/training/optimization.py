@@ -29,6 +29,9 @@ class Optimization:
         Whose learning rates.
     num_steps
         How many steps there will be.
+    steady
+        Whether the loss of given outputs stays the same all along. Else Adam has a memory of a
+        hundred steps, fewer than there usually are between two changes, instead of a thousand.
     """
 
     def __init__(
@@ -37,12 +40,17 @@ class Optimization:
         make: MakeOptimizer | None,
         plan: Plan,
         num_steps: int,
+        steady: bool = True,
     ) -> None:
         self.num_steps, rates = num_steps, plan.learning_rate
         if make is None and rates is None:
             rates = RATES
         self.weights = list(weights)
-        self.optimizer = (make or torch.optim.Adam)(list(weights))
+        if make is None:
+            betas = (0.9, 0.999 if steady else 0.99)
+            self.optimizer: Optimizer = torch.optim.Adam(self.weights, betas=betas)
+        else:
+            self.optimizer = make(self.weights)
         if not isinstance(self.optimizer, Optimizer):
             raise TypeError(
                 "optimizer: expected a function from parameters to a torch.optim.Optimizer, such "

@@ -26,7 +26,7 @@ from lingp.training import faults
 from lingp.training.checkpoint import PathLike, read_checkpoint, write_checkpoint
 from lingp.training.fingerprint import describe, describe_module, describe_network
 from lingp.training.history import EvidenceStep, History
-from lingp.training.hyperparameter_step import look, move
+from lingp.training.hyperparameter_step import look, mean_curvature, move
 from lingp.training.model import ModelInTraining
 from lingp.training.optimization import MakeOptimizer, Optimization
 from lingp.training.outcome import EvidenceTraining
@@ -146,7 +146,10 @@ class EvidenceTrainer:
         rows, weights = self._rows.num_rows * model.num_outputs, model.untrained.num_parameters
         flops = float(rows) * weights * min(rows, weights)
         self._moves = self.plan.hyperparameter_steps(self.num_steps, flops)
-        self._optimization = Optimization(model.weights, optimizer, self.plan, self.num_steps)
+        self._steady = not any(p.requires_grad for p in model.likelihood.parameters())
+        self._optimization = Optimization(
+            model.weights, optimizer, self.plan, self.num_steps, self._steady
+        )
         self._described = {
             "network": describe_network(model.network),
             "likelihood": describe_module(model.likelihood),
@@ -165,6 +168,9 @@ class EvidenceTrainer:
         self._loss = torch.zeros(())
         self._kept = KeptStates(keep_best=self.plan.select == "evidence")
         self._strikes = 0
+        # of the loss: noise that falls to a hundredth would throw weights away, by gradients that
+        # are a hundred times those that Adam has seen, or that a learning rate was chosen for
+        self._scale = 1.0
         self._place = 0  # the step that the model's values are of
 
     @property
@@ -190,9 +196,10 @@ class EvidenceTrainer:
             raise RuntimeError("training is finished; call result()")
         with self._randomness.entered(), torch.inference_mode(False), torch.enable_grad():
             batch = self._rows.next()
-            self._loss = self._optimization.step(
-                self.steps_taken, lambda: self.model.loss(batch, self._rows.num_rows)
+            loss = self._optimization.step(
+                self.steps_taken, lambda: self._scale * self.model.loss(batch, self._rows.num_rows)
             )
+        self._loss = loss / self._scale
         self.steps_taken += 1
         self._place = self.steps_taken
         last = self.steps_taken == self.num_steps
@@ -231,6 +238,7 @@ class EvidenceTrainer:
         if gp is None:
             return None
         before = model.state(self.steps_taken)
+        steepness = None if self._steady else mean_curvature(gp)
         try:
             found = move(gp, method=self.method) if move_them else look(gp)
             # evidences of different blocks of rows don't compare
@@ -247,6 +255,8 @@ class EvidenceTrainer:
             self._stop(fault)
             return None
         model.hyperparameters_moved()
+        if steepness is not None:
+            self._scale *= steepness / mean_curvature(gp)
         found = replace(
             found,
             step=self.steps_taken,
@@ -306,6 +316,7 @@ class EvidenceTrainer:
             "randomness": self._randomness.state_dict(),
             "history": self.history.to_dicts(),
             "strikes": self._strikes,
+            "scale": self._scale,
             "stopped": self.stopped,
             "memory_budget": model.memory_budget,
             "inference": _generator_state(model.inference),
@@ -325,7 +336,8 @@ class EvidenceTrainer:
             self._rows.load_state_dict(state["rows"])
         self._randomness.load_state_dict(state["randomness"])
         self.history = History.from_dicts(state["history"])
-        self._strikes, self.stopped = state["strikes"], state["stopped"]
+        self._strikes, self._scale = state["strikes"], state["scale"]
+        self.stopped = state["stopped"]
         model.memory_budget = state["memory_budget"]
         if state["inference"] is not None:
             model.inference.generator.set_state(state["inference"])  # type: ignore[union-attr]
