@@ -168,9 +168,9 @@ class EvidenceTrainer:
         self._loss = torch.zeros(())
         self._kept = KeptStates(keep_best=self.plan.select == "evidence")
         self._strikes = 0
-        # of the loss: noise that falls to a hundredth would throw weights away, by gradients that
-        # are a hundred times those that Adam has seen, or that a learning rate was chosen for
-        self._scale = 1.0
+        # of the loss, against the start. Noise that falls to a hundredth would throw weights away,
+        # by gradients that are a hundred times those that Adam has seen; so the loss is scaled
+        self._flatness = 1.0
         self._place = 0  # the step that the model's values are of
 
     @property
@@ -196,10 +196,11 @@ class EvidenceTrainer:
             raise RuntimeError("training is finished; call result()")
         with self._randomness.entered(), torch.inference_mode(False), torch.enable_grad():
             batch = self._rows.next()
+            scale = min(1.0, self._flatness)
             loss = self._optimization.step(
-                self.steps_taken, lambda: self._scale * self.model.loss(batch, self._rows.num_rows)
+                self.steps_taken, lambda: scale * self.model.loss(batch, self._rows.num_rows)
             )
-        self._loss = loss / self._scale
+        self._loss = loss / scale
         self.steps_taken += 1
         self._place = self.steps_taken
         last = self.steps_taken == self.num_steps
@@ -256,7 +257,7 @@ class EvidenceTrainer:
             return None
         model.hyperparameters_moved()
         if steepness is not None:
-            self._scale *= steepness / mean_curvature(gp)
+            self._flatness *= steepness / mean_curvature(gp)
         found = replace(
             found,
             step=self.steps_taken,
@@ -316,7 +317,7 @@ class EvidenceTrainer:
             "randomness": self._randomness.state_dict(),
             "history": self.history.to_dicts(),
             "strikes": self._strikes,
-            "scale": self._scale,
+            "flatness": self._flatness,
             "stopped": self.stopped,
             "memory_budget": model.memory_budget,
             "inference": _generator_state(model.inference),
@@ -336,7 +337,7 @@ class EvidenceTrainer:
             self._rows.load_state_dict(state["rows"])
         self._randomness.load_state_dict(state["randomness"])
         self.history = History.from_dicts(state["history"])
-        self._strikes, self._scale = state["strikes"], state["scale"]
+        self._strikes, self._flatness = state["strikes"], state["flatness"]
         self.stopped = state["stopped"]
         model.memory_budget = state["memory_budget"]
         if state["inference"] is not None:
