@@ -291,7 +291,7 @@ def main() -> None:
         "--hidden", metavar="WIDTH,...", default="50", help="widths of hidden layers (50)"
     )
     parser.add_argument(
-        "--updates", type=int, default=8, help="lingp's hyperparameter steps (8, its default)"
+        "--updates", type=int, default=8, help="lingp's hyperparameter steps (8)"
     )
     parser.add_argument(
         "--valid-rows",
