@@ -1,0 +1,98 @@
+"""The CRPS of predictions: which form of it each predictive distribution has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lingp.likelihoods.predictives.elementwise import ElementwisePredictive
+from lingp.likelihoods.predictives.gaussian import GaussianPredictive, KnownNoisePredictive
+from lingp.likelihoods.predictives.heteroscedastic import HeteroscedasticPredictive
+from lingp.likelihoods.predictives.labels import LabelPredictive
+from lingp.metrics.arguments import Reduction, as_array, reduced
+from lingp.metrics.crps_of import crps_gaussian, crps_samples
+from lingp.metrics.crps_quadrature import crps_of_counts, crps_of_reals
+from lingp.metrics.targets import checked_targets
+from lingp.models import Prediction
+
+
+def crps(
+    prediction: Prediction,
+    y: Any,
+    *,
+    num_samples: int | None = None,
+    generator: torch.Generator | None = None,
+    reduction: Reduction = "mean",
+) -> Any:
+    """Continuous ranked probability score, in the units of y: lower is better.
+
+        ∫ (P(y' <= x) - 1[x >= y])² dx
+
+    (Gneiting and Raftery, 2007, equation 20), of each target on its own. A prediction that is one
+    number has the absolute error. In closed form for Gaussian noise of every kind; from the
+    distribution function for `Heteroscedastic` and Student-t noise, to about 1e-6 of the predictive
+    distribution's width, and as a sum for counts and ordered labels.
+
+    Parameters
+    ----------
+    prediction
+        What `LinearizedGP.predict` gives.
+    y
+        Targets; NaN: not scored.
+    num_samples, generator
+        Estimate it from so many draws instead, without bias: see `crps_samples`. For predictives
+        without a distribution function.
+    reduction
+        "mean" over all targets, or "none": one value for each target, in their shape.
+
+    Returns
+    -------
+    float or numpy.ndarray
+
+    Raises
+    ------
+    TypeError
+        For class labels without an order, and for predictives without a distribution function where
+        `num_samples` isn't given.
+    """
+    if not isinstance(prediction, Prediction):
+        raise TypeError(
+            f"prediction: expected what `predict` gives, got {type(prediction).__name__}; for "
+            "arrays there are crps_gaussian, crps_mixture and crps_samples"
+        )
+    if isinstance(prediction.predictive, LabelPredictive):
+        raise TypeError(
+            "prediction: is of class labels, which have no order to rank by; use nll or brier"
+        )
+    values, known = checked_targets(prediction, y)
+    with torch.no_grad():
+        if num_samples is not None:
+            draws = prediction.predictive.sample(num_samples, generator)
+            each = values.new_tensor(crps_samples(draws, values, reduction="none"))
+        else:
+            each = _exact(prediction, values, known)
+    return reduced(as_array(prediction.layout.values(each), "y", missing=True), reduction)
+
+
+def _exact(prediction: Prediction, values: Tensor, known: Tensor | None) -> Tensor:
+    """Of each target, (n x T)."""
+    predictive = prediction.predictive
+    if isinstance(predictive, GaussianPredictive):
+        variance = predictive.variance
+        if isinstance(predictive, KnownNoisePredictive) and known is not None:
+            variance = predictive.epistemic_variance + predictive.shared + known
+        scores = crps_gaussian(predictive.mean, variance.sqrt(), values, reduction="none")
+        return torch.as_tensor(scores, device=values.device)
+    if isinstance(predictive, HeteroscedasticPredictive):
+        return crps_of_reals(predictive, values, None)
+    if isinstance(predictive, ElementwisePredictive):
+        if predictive.likelihood.cdf_support == "reals":
+            return crps_of_reals(predictive, values, known)
+        if predictive.likelihood.cdf_support == "counts":
+            return crps_of_counts(predictive, values, known)
+    raise TypeError(
+        f"prediction: {type(predictive).__name__} has no distribution function; estimate from "
+        "draws by num_samples=1000, generator=..."
+    )

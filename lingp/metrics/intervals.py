@@ -1,0 +1,131 @@
+"""Prediction intervals: how often they hold the target, and what their width costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtr
+
+from lingp.likelihoods.predictives.elementwise import ElementwisePredictive
+from lingp.likelihoods.predictives.gaussian import GaussianPredictive, KnownNoisePredictive
+from lingp.likelihoods.predictives.heteroscedastic import HeteroscedasticPredictive
+from lingp.metrics.arguments import (
+    Array,
+    Reduction,
+    as_array,
+    between_zero_and_one,
+    reduced,
+    same_shape,
+)
+from lingp.metrics.targets import values_of
+from lingp.models import Prediction
+
+
+def interval_score(
+    y: Any, lower: Any, upper: Any, level: float, *, reduction: Reduction = "mean"
+) -> Any:
+    """Score of central intervals of probability `level`: width, and a penalty for misses.
+
+        (u - l) + 2/α (l - y) 1[y < l] + 2/α (y - u) 1[y > u],     α = 1 - level
+
+    (Gneiting and Raftery, 2007, equation 43): smallest on average for the true quantiles.
+
+    Parameters
+    ----------
+    y, lower, upper
+        Targets and ends, of one shape; NaN in y: not scored.
+    level
+        The probability the intervals are meant to have, e.g. 0.9.
+    reduction
+        "mean", or "none": one value for each target.
+    """
+    t, low, high = _checked(y, lower, upper)
+    between_zero_and_one(np.asarray(level, dtype=float), "level")
+    beyond = np.maximum(low - t, 0) + np.maximum(t - high, 0)
+    return reduced(high - low + 2 / (1 - level) * beyond, reduction)
+
+
+def coverage(y: Any, lower: Any, upper: Any) -> float:
+    """Share of targets within their interval, ends included; NaN targets don't count.
+
+    Parameters
+    ----------
+    y, lower, upper
+        Targets and ends, of one shape.
+    """
+    t, low, high = _checked(y, lower, upper)
+    known = ~np.isnan(t)
+    inside = (t >= low) & (t <= high)
+    return float(reduced(np.where(known, inside, np.nan), "mean"))
+
+
+def coverage_curve(prediction: Prediction, y: Any, levels: Any = None) -> Array:
+    """Share of targets within the central interval of each level.
+
+    Equal to the level, up to the spread of a share, for a calibrated prediction of a continuous
+    target. Intervals of counts hold more than their level.
+
+    Parameters
+    ----------
+    prediction
+        Of n rows.
+    y
+        Their targets; NaN: not counted.
+    levels
+        Probabilities between 0 and 1; 0.05, 0.10, ..., 0.95 by default.
+
+    Returns
+    -------
+    numpy.ndarray
+        One share for each level.
+    """
+    if not isinstance(prediction, Prediction):
+        raise TypeError(
+            f"prediction: expected what `predict` gives, got {type(prediction).__name__}; for "
+            "intervals as arrays there is lingp.metrics.coverage"
+        )
+    chosen = as_array(np.arange(1, 20) / 20 if levels is None else levels, "levels")
+    between_zero_and_one(chosen, "levels")
+    values, below = values_of(prediction, y), _below(prediction, y)
+    if below is None:
+        ends = [prediction.predictive.interval(float(level)) for level in chosen.flat]
+        return np.array([coverage(values, *pair) for pair in ends]).reshape(chosen.shape)
+    inner = np.abs(2 * below - 1)[~np.isnan(values)]
+    if not inner.size:
+        raise ValueError("y: all targets are missing (NaN)")
+    return (inner[:, None] <= chosen.reshape(1, -1)).mean(axis=0).reshape(chosen.shape)
+
+
+def _below(prediction: Prediction, y: Any) -> Array | None:
+    """P(y' <= y) for continuous predictives, (n x T); one evaluation serves all levels."""
+    predictive, values = prediction.predictive, values_of(prediction, y)
+    if isinstance(predictive, GaussianPredictive) and not isinstance(
+        predictive, KnownNoisePredictive
+    ):
+        scale = as_array(predictive.variance, "prediction") ** 0.5
+        with np.errstate(divide="ignore", invalid="ignore"):
+            below: Array = ndtr((values - as_array(predictive.mean, "prediction")) / scale)
+        return np.where(scale > 0, below, np.where(values == predictive.mean.numpy(), 0.5, below))
+    continuous = isinstance(predictive, HeteroscedasticPredictive) or (
+        isinstance(predictive, ElementwisePredictive)
+        and predictive.likelihood.cdf_support == "reals"
+    )
+    if not continuous:
+        return None
+    like = predictive.mean
+    filled = like.new_tensor(np.nan_to_num(values))
+    return as_array(predictive.cdf(filled), "prediction")  # type: ignore[attr-defined]
+
+
+def _checked(y: Any, lower: Any, upper: Any) -> tuple[Array, Array, Array]:
+    t, low, high = (
+        as_array(y, "y", missing=True),
+        as_array(lower, "lower"),
+        as_array(upper, "upper"),
+    )
+    same_shape(y=t, lower=low, upper=high)
+    if (low > high).any():
+        where = np.argwhere(low > high)[0].tolist()
+        raise ValueError(f"lower: is above upper at {where}")
+    return t, low, high
