@@ -1,0 +1,65 @@
+"""Networks of fully connected layers for people who don't want to build their own."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "gelu": nn.GELU,
+    "identity": nn.Identity,
+    "logistic": nn.Sigmoid,
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+}
+WIDTH = 50
+FEW = 40  # rows for each input
+
+
+def layer_sizes(given: Any, num_rows: int, num_inputs: int) -> tuple[int, ...]:
+    """Widths of the hidden layers: as given, or by the size of the data.
+
+    Two layers of 50, or one where there are fewer than 40 rows for each input: of the small UCI
+    sets that is boston (35), where one layer predicts better.
+    """
+    if given is None:
+        return (WIDTH,) if num_rows < FEW * num_inputs else (WIDTH, WIDTH)
+    if isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, str):
+        sizes = list(given)
+    else:
+        sizes = [given]
+    if not all(isinstance(s, numbers.Integral) and s >= 1 for s in sizes):
+        raise ValueError(
+            "hidden_layer_sizes: expected whole numbers >= 1, one for each hidden layer, such as "
+            f"(50, 50), or None, got {given!r}"
+        )
+    return tuple(int(s) for s in sizes)
+
+
+def build_network(
+    num_inputs: int, hidden: Sequence[int], num_outputs: int, activation: str, seed: int
+) -> nn.Sequential:
+    """Linear layers with activations between them, float64, on the CPU.
+
+    First weights are torch's own, drawn from `seed`; torch's global generator stays as it is.
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            f"activation: expected one of {', '.join(map(repr, ACTIVATIONS))}, got {activation!r}; "
+            "for others give the network itself, as module"
+        )
+    make = ACTIVATIONS[activation]
+    layers: list[nn.Module] = []
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        for size, following in pairwise([num_inputs, *hidden, num_outputs]):
+            # the device is named: a default device would have a generator of its own
+            layers += [nn.Linear(size, following, device="cpu", dtype=torch.float64), make()]
+    return nn.Sequential(*layers[:-1])

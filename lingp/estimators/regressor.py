@@ -1,0 +1,309 @@
+"""A regressor with error bars."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from sklearn.base import RegressorMixin
+from sklearn.utils import Tags
+from sklearn.utils.validation import column_or_1d
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from lingp.estimators.base import LinearizedGPEstimator, random_numbers
+from lingp.estimators.scaling import Standardizer
+from lingp.likelihoods import Gaussian, Heteroscedastic
+from lingp.models.choice import Inference
+from lingp.priors import Prior
+from lingp.training import initialize_head
+
+
+class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
+    """Regression by a neural network that is trained as a Gaussian process, with the evidence.
+
+    `fit` trains a network together with its prior and noise, by the marginal likelihood of its
+    linearised Laplace approximation; nothing has to be tuned or held out. Standard deviations,
+    covariances, intervals and samples are those of the targets: uncertainty of the function and
+    noise.
+
+    Parameters
+    ----------
+    hidden_layer_sizes
+        Widths of the hidden layers. By default (50, 50), or (50,) where there are fewer than 40
+        rows for each input.
+    activation
+        "gelu", "identity", "logistic", "relu", "silu" or "tanh".
+    module
+        A network of your own instead, with one output per target (two where `heteroscedastic`). It
+        is copied and trained further from its weights.
+    prefit
+        The module is trained already: it is taken as it is and sees the data as they are. Only
+        prior and noise are found, by the evidence.
+    heteroscedastic
+        Noise that depends on the inputs. Point predictions are then the median: the mean of the
+        predictive, and its standard deviation, can be ruled by a far tail.
+    prior
+        As in `LinearizedGP`, of weights of a network that sees standardised data.
+    inference
+        As in `LinearizedGP`.
+    mean
+        Whose mean predictions have, as in `LinearizedGP`. "auto": refitted for Gaussian noise and
+        where training starts with `partial_fit`, else the network's; that of a `prefit` module.
+    steps
+        Of training; by default 2400, or 10,000 (of 256 rows) where there are more than 2048 rows.
+    standardize
+        Whether network, prior and noise see inputs and targets centred and divided by their
+        standard deviations. All methods take and give the units of the data.
+    device
+        Where the network is trained and predicts; by default the module's own, or the CPU.
+    random_state
+        Of first weights and batches: a number or a `RandomState`. None is another one at each fit;
+        the global generators of NumPy and torch are not used.
+    verbose
+        Whether work that takes more than seconds shows a progress bar.
+
+    Attributes
+    ----------
+    gp_
+        The `LinearizedGP`. Of `x_scaler_.transform(X)` and of targets in the units of `y_scaler_`.
+    module_
+        The trained network, in the same units.
+    x_scaler_, y_scaler_
+        Means and scales of the columns: `mean`, `scale`.
+    log_marginal_likelihood_value_
+        The evidence of the training data, as a density in the units of the data: that in standard
+        units less N log scale for each target.
+    history_
+        Hyperparameter steps of training, with their evidence in standard units; empty if `prefit`.
+    n_iter_
+        Steps of training that the state is from.
+    n_features_in_, feature_names_in_
+        Of the inputs.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> model = LinearizedGPRegressor(steps=100, random_state=0).fit(X, y)
+    >>> mean, std = model.predict(X[:3], return_std=True)
+    >>> lower, upper = model.predict_interval(X[:3], level=0.9)
+    """
+
+    y_scaler_: Standardizer
+    log_marginal_likelihood_value_: float
+
+    def __init__(
+        self,
+        hidden_layer_sizes: Any = None,
+        activation: str = "gelu",
+        *,
+        module: nn.Module | None = None,
+        prefit: bool = False,
+        heteroscedastic: bool = False,
+        prior: Prior | float | None = None,
+        inference: Inference = "auto",
+        mean: Literal["auto", "network", "refit"] = "auto",
+        steps: int | None = None,
+        standardize: bool = True,
+        device: torch.device | str | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.activation = activation
+        self.module = module
+        self.prefit = prefit
+        self.heteroscedastic = heteroscedastic
+        self.prior = prior
+        self.inference = inference
+        self.mean = mean
+        self.steps = steps
+        self.standardize = standardize
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train the network, its prior and its noise.
+
+        Parameters
+        ----------
+        X
+            Inputs, (N, D).
+        y
+            Targets, (N,) or (N, T).
+        """
+        return self._fit(X, y, streaming=False)
+
+    def partial_fit(self, X: Any, y: Any) -> Self:
+        """Learn from more rows; the first call is `fit`.
+
+        Later calls condition the Gaussian process on the rows, exactly, without going through the
+        earlier ones again. The network is not trained any more, and columns are scaled as at first,
+        so the first rows should be typical, and not too few.
+
+        Parameters
+        ----------
+        X, y
+            As in `fit`.
+        """
+        if not hasattr(self, "gp_"):
+            return self._fit(X, y, streaming=True)
+        rows, targets = self._data(X, y, reset=False)
+        if targets.shape[1] != len(self.y_scaler_.mean):
+            raise ValueError(
+                f"y: has {targets.shape[1]} targets, but the first call had "
+                f"{len(self.y_scaler_.mean)}"
+            )
+        self._more(rows, self.y_scaler_.transform(targets))
+        return self._evaluate()
+
+    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
+        """Mean of the targets; their median where noise depends on the inputs.
+
+        Parameters
+        ----------
+        X
+            Inputs, (n, D).
+        return_std
+            Whether to give the standard deviations too.
+        return_cov
+            Whether to give the covariance between rows too.
+
+        Returns
+        -------
+        mean
+            (n,) or (n, T).
+        std
+            In the same shape, with `return_std`.
+        cov
+            (n, n) or (n, n, T), with `return_cov`. Where noise depends on the inputs, correlations
+            are by 1000 draws of the function, always the same ones.
+        """
+        if return_std and return_cov:
+            raise RuntimeError("At most one of return_std or return_cov can be requested.")
+        x = self._new_inputs(X)
+        prediction = self._prediction(x)
+        points = prediction.median if self.heteroscedastic else prediction.mean
+        mean = self._in_units(_columns(points))
+        if not (return_std or return_cov):
+            return mean
+        std = _array(_columns(prediction.stddev)) * self.y_scaler_.scale
+        return mean, self._shaped(self._covariance(x, std) if return_cov else std)
+
+    def predict_interval(self, X: Any, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper ends of the central intervals that hold the targets.
+
+        Quantiles of the predictive distribution, also where it isn't normal.
+
+        Parameters
+        ----------
+        X
+            Inputs, (n, D).
+        level
+            Probability that the interval holds the target.
+
+        Returns
+        -------
+        lower, upper
+            (n,) or (n, T) each.
+        """
+        lower, upper = self._prediction(self._new_inputs(X)).interval(level)
+        return self._in_units(_columns(lower)), self._in_units(_columns(upper))
+
+    def sample_y(
+        self, X: Any, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0
+    ) -> np.ndarray:
+        """Draws of the targets, with noise; those of one draw belong to one function.
+
+        Parameters
+        ----------
+        X
+            Inputs, (n, D).
+        n_samples
+            Number of draws.
+        random_state
+            Their randomness.
+
+        Returns
+        -------
+        ndarray
+            (n, n_samples) or (n, T, n_samples).
+        """
+        x = self._new_inputs(X)
+        seed = int(random_numbers(random_state).randint(2**31 - 1))
+        generator = torch.Generator(x.device).manual_seed(seed)
+        f = self.gp_.sample(x, n_samples, generator=generator).flatten(2)
+        with torch.no_grad():
+            draws = self.gp_.likelihood.sample(f, generator=generator)
+        return np.moveaxis(self._in_units(draws), 0, -1)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _fit(self, X: Any, y: Any, *, streaming: bool) -> Self:
+        self._check()
+        rows, targets = self._data(X, y, reset=True)
+        scaled = self.standardize and not self.prefit
+        self.y_scaler_ = (Standardizer.of if scaled else Standardizer.identity)(targets)
+        num_targets = targets.shape[1]
+        likelihood = Heteroscedastic() if self.heteroscedastic else Gaussian([1.0] * num_targets)
+        outputs = 2 * num_targets if self.heteroscedastic else num_targets
+        standard = self.y_scaler_.transform(targets)
+        self._train(rows, standard, likelihood, outputs, streaming=streaming)
+        return self._evaluate()
+
+    def _data(self, X: Any, y: Any, *, reset: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Checked inputs and targets (N, T)."""
+        rows, targets = self._rows(X, y=y, multi_output=True, y_numeric=True, reset=reset)
+        if targets.ndim == 2 and targets.shape[1] == 1:
+            targets = column_or_1d(targets, warn=True)
+        if reset:
+            self._flat = targets.ndim == 1
+        return rows, targets.astype(np.float64).reshape(len(targets), -1)
+
+    def _initialize(self, network: nn.Module) -> None:
+        if self.heteroscedastic:
+            # the normal of mean 0 and variance 1, which standardised targets have
+            initialize_head(network, torch.tensor([[-1.0], [1.0]]).expand(2, self._num_targets()))
+
+    def _num_targets(self) -> int:
+        return len(self.y_scaler_.mean)
+
+    def _evaluate(self) -> Self:
+        units = self.gp_.laplace.training.num_data * np.log(self.y_scaler_.scale).sum()
+        self.log_marginal_likelihood_value_ = self.gp_.evidence().value - float(units)
+        return self
+
+    def _in_units(self, values: Tensor) -> np.ndarray:
+        """Targets (..., n, T) in standard units, in those of the data and the shape of `fit`'s."""
+        return self._shaped(self.y_scaler_.undo(_array(values)))
+
+    def _shaped(self, values: np.ndarray) -> np.ndarray:
+        return values[..., 0] if self._flat else values
+
+    def _covariance(self, x: Tensor, std: np.ndarray) -> np.ndarray:
+        """Between rows, (n, n, T), from that of all targets; `std` (n, T)."""
+        draws = torch.Generator(x.device).manual_seed(0)
+        joint = _array(self.gp_.predict_joint(x, generator=draws).covariance)
+        rows = (len(std), std.shape[1])
+        covariance = joint.reshape(*rows, *rows).diagonal(axis1=1, axis2=3)
+        if not self.heteroscedastic:
+            return covariance * self.y_scaler_.scale**2
+        # by draws; variances are known better
+        drawn = np.sqrt(np.einsum("nnt->nt", covariance))
+        ratio = std / drawn
+        return covariance * ratio[:, None] * ratio
+
+
+def _array(values: Tensor) -> np.ndarray:
+    return values.detach().cpu().double().numpy()
+
+
+def _columns(values: Tensor) -> Tensor:
+    """(n,) or (n, ...) as (n, T)."""
+    return values.reshape(len(values), -1)
