@@ -124,6 +124,25 @@ class LinearizedLaplace:
         with torch.no_grad():
             return self._kept(self._mode, self._find_mode)[0]
 
+    def restore(self, posterior: Posterior, mode: Mode | None) -> None:
+        """Keep what was made before, for the hyperparameters as they are.
+
+        Parameters
+        ----------
+        posterior
+            What `posterior` gave.
+        mode
+            What `mode` gave, for a refitted mean.
+        """
+        with torch.no_grad():
+            if self.mean == "refit":
+                cache = self._explaining
+            else:
+                cache = self._expected if self.sites == "expected" else self._posterior
+            self._kept(cache, lambda: posterior)
+            if mode is not None:
+                self._kept(self._mode, lambda: (mode, posterior))
+
     def curvature_root(self) -> CurvatureRoot:
         """R at the sites; at the mean for expected curvature."""
         data = self.data_term

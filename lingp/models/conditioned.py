@@ -274,6 +274,12 @@ class ConditionedNetwork:
         self._data, self._choice = data, choice
         self._prepare()
 
+    def _restore(
+        self, data: FittedData, laplace: LinearizedLaplace, choice: InferenceChoice
+    ) -> None:
+        """Take over what another `fit` made."""
+        self._data, self._laplace, self._choice = data, laplace, choice
+
     def _prepare(self) -> None:
         """Make the posterior, where it takes all ranks: each can then predict for itself."""
         if not self.shards.alone:
@@ -299,6 +305,8 @@ class ConditionedNetwork:
 
     def __repr__(self) -> str:
         state = "not fitted" if self._choice is None else str(self._choice)
+        if self._data is not None and self._data.note is not None:
+            state += f"\n  {self._data.note}"
         return (
             f"LinearizedGP(\n  {self.linearized.num_parameters} weights, mean={self._mean!r}, "
             f"{self.dtype}\n  {_one_line(self.prior)}\n  {_one_line(self.likelihood)}\n  {state}\n)"

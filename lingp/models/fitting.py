@@ -46,6 +46,9 @@ class FittedData:
 
     training: TrainingSet
 
+    note: str | None = None
+    """Where the data come from, in words; None where they were given."""
+
     def __init__(
         self,
         linearized: LinearizedNetwork,
@@ -105,6 +108,22 @@ class FittedData:
         self._given = [y[here.to(y.device)] for y, here in parts if bool(here.any())]
         self.training, self._sample_weights = smaller, sample_weights
         return origin
+
+    @property
+    def given(self) -> list[Tensor]:
+        """Targets as they were given, batch by batch."""
+        return self._given
+
+    @property
+    def sample_weights(self) -> Tensor | None:
+        """Weights as they were given, (N,)."""
+        return self._sample_weights
+
+    def restore(
+        self, training: TrainingSet, given: list[Tensor], sample_weights: Tensor | None
+    ) -> None:
+        """Take data over that were collected and checked before."""
+        self.training, self._given, self._sample_weights = training, given, sample_weights
 
     def held_out(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Batches that are not among the data, with targets checked; class weights don't count."""

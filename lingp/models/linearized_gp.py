@@ -19,17 +19,17 @@ from lingp.inference import (
 from lingp.inference.evidence import Evidence, evidence
 from lingp.inference.mode import Mode
 from lingp.linearization.inputs import num_rows
-from lingp.models.conditioned import ConditionedNetwork
 from lingp.models.covariance import PosteriorCovariance
 from lingp.models.intake import as_inputs, as_known, validation_batches
 from lingp.models.joint import JointPrediction, joint_prediction
 from lingp.models.latents import Latents
 from lingp.models.layout import TargetLayout, untempered
 from lingp.models.prediction import LeaveOneOutPrediction, Prediction
+from lingp.models.storable import StorableNetwork
 from lingp.models.tuning import Objective, SearchMethod, refuse_with_validation
 
 
-class LinearizedGP(ConditionedNetwork):
+class LinearizedGP(StorableNetwork):
     """The Gaussian process f(x) ~ N( f(x; θ*), J(x) Cov(θ) J(x)ᵀ ) of a trained network.
 
     The network is linearised in its weights at θ*, which have prior N(μ0, Σ0). The network

@@ -1,0 +1,82 @@
+"""Training data on disk: inputs, targets as they were given and as they were checked, weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lingp.inference import TrainingSet
+from lingp.linearization import Factors, LinearizedNetwork
+from lingp.models.fitting import FittedData
+from lingp.saving.codec import from_plain, own, to_plain
+
+
+@torch.no_grad()
+def data_to_plain(data: FittedData) -> dict[str, Any]:
+    """All of the data, and how they are kept in memory."""
+    training = data.training
+    plain: dict[str, Any] = {
+        "inputs": [to_plain(x) for x in training.inputs],
+        "outputs": own(training.outputs),
+        "targets": own(training.targets),
+        "weights": to_plain(training.weights),
+        "given": [own(y) for y in data.given],
+        "sample_weights": to_plain(data.sample_weights),
+        "class_weight": to_plain(data.class_weight),
+        "missing": data.missing,
+        "memory": data.memory,
+        "factors_kept": training.factors_kept,
+        "factors": None,
+        "factor_bytes": training.factor_bytes,
+        "keep_bytes": training.keep_bytes,
+        "chunk_bytes": training.chunk_bytes,
+        "progress": training.progress,
+    }
+    if training.factors_kept:
+        # made from the inputs again, unless rounding shows that they were cut in another way
+        factors, again = training.factors(), _factors(training.linearized, training.inputs)
+        if not _equal(factors, again):
+            plain["factors"] = to_plain(factors)
+    return plain
+
+
+@torch.no_grad()
+def data_from_plain(plain: dict[str, Any], data: FittedData) -> None:
+    """Put the data of a file into `data`, which has none."""
+    linearized = data.linearized
+    inputs = [from_plain(x) for x in plain["inputs"]]
+    factors = None
+    if plain["factors"] is not None:
+        factors = from_plain(plain["factors"])
+    elif plain["factors_kept"]:
+        factors = _factors(linearized, inputs)
+    training = TrainingSet(
+        linearized,
+        inputs,
+        plain["outputs"],
+        plain["targets"],
+        None if factors is None else [factors],
+        weights=plain["weights"],
+        factor_bytes=plain["factor_bytes"],
+        keep_bytes=plain["keep_bytes"],
+        chunk_bytes=plain["chunk_bytes"],
+        progress=plain["progress"],
+    )
+    data.restore(training, plain["given"], plain["sample_weights"])
+
+
+def _factors(linearized: LinearizedNetwork, inputs: list[Any]) -> Factors:
+    """The factors of all batches, as `TrainingSet.collect` makes them."""
+    return Factors.cat([linearized.factors(x)[1] for x in inputs])
+
+
+def _equal(a: Factors, b: Factors) -> bool:
+    pairs = list(zip(a.tensors(), b.tensors(), strict=True))
+    same_kinds = [type(x) for x in a.blocks] == [type(x) for x in b.blocks]
+    return same_kinds and all(_same(x, y) for x, y in pairs)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.stride() == b.stride() and torch.equal(a, b)

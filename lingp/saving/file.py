@@ -1,0 +1,98 @@
+"""The file: written in one piece or not at all, and recognised when it is read."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lingp.saving.errors import SavedFileError
+
+KIND = "lingp LinearizedGP"
+VERSION = 1
+"""Of the format; what an older lingp can't read gets the next number."""
+
+PathLike = str | os.PathLike[str]
+MapLocation = Any
+
+
+def write(path: PathLike, content: dict[str, Any]) -> int:
+    """Write so that a kill leaves the old file or the new one, never a part of it.
+
+    Returns
+    -------
+    The number of bytes.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the folder doesn't exist.
+    """
+    import lingp
+
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"path: the folder {target.parent} doesn't exist; make it first")
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        with open(part, "xb") as file:
+            torch.save(
+                {"kind": KIND, "version": VERSION, "lingp": lingp.__version__, **content}, file
+            )
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, target)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return target.stat().st_size
+
+
+def read(path: PathLike, map_location: MapLocation) -> dict[str, Any]:
+    """The content of a file that `write` made.
+
+    Raises
+    ------
+    SavedFileError
+        If it is damaged, something else, or of a newer version.
+    """
+    import lingp
+
+    where = os.fspath(path)
+    try:
+        found = torch.load(path, map_location=map_location, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError) as error:
+        if "map_location" in str(error) or "torch.cuda.is_available()" in str(error):
+            raise SavedFileError(
+                f"path: {where} has tensors of a device that isn't here; load it with "
+                'map_location="cpu"'
+            ) from error
+        raise SavedFileError(
+            f"path: {where} can't be read: it is damaged or cut off, or isn't a file that "
+            f"LinearizedGP.save made ({type(error).__name__})"
+        ) from error
+    if not isinstance(found, dict) or found.get("kind") != KIND:
+        raise SavedFileError(
+            f"path: {where} isn't a file that LinearizedGP.save made: it has {_in_words(found)}"
+        )
+    if found["version"] > VERSION:
+        raise SavedFileError(
+            f"path: {where} has format {found['version']}, written by lingp {found['lingp']}; this "
+            f"is lingp {lingp.__version__}, which reads formats up to {VERSION}: install a newer "
+            "one"
+        )
+    return found
+
+
+def _in_words(found: Any) -> str:
+    """What another file has in it."""
+    if not isinstance(found, dict):
+        return f"a {type(found).__name__}"
+    if "format" in found:
+        return f"{found['format']!r}, as a checkpoint of training has"
+    names = [str(name) for name in list(found)[:3]]
+    return f"a dict with {', '.join(names) or 'nothing'}{', ...' if len(found) > 3 else ''}"

@@ -1,0 +1,228 @@
+"""`LinearizedGP.save` and `LinearizedGP.load`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import nn
+
+from lingp.inference import FunctionSpace, LinearizedLaplace
+from lingp.inference.iterative import BoundIterative
+from lingp.inference.memory import format_bytes
+from lingp.inference.sparse import BoundSparse
+from lingp.likelihoods import Likelihood
+from lingp.linearization.frozen import frozen_copy
+from lingp.linearization.selection import unwrapped
+from lingp.models.fitting import FittedData
+from lingp.models.storable import StorableNetwork
+from lingp.priors import Prior
+from lingp.saving import architecture, hyperparameters
+from lingp.saving.codec import from_plain, own, to_plain
+from lingp.saving.data import data_from_plain, data_to_plain
+from lingp.saving.file import MapLocation, PathLike, read, write
+from lingp.saving.methods import (
+    method_from_plain,
+    method_to_plain,
+    option_from_plain,
+    option_to_plain,
+)
+from lingp.saving.posteriors import posterior_from_plain, posterior_to_plain
+from lingp.saving.without_data import FittedDataLeftOut, LaplaceLeftOut, TrainingSetLeftOut
+from lingp.training.state import set_tensors, tensors_of
+
+GP = TypeVar("GP", bound=StorableNetwork)
+IncludeData = Literal["auto"] | bool
+
+
+@dataclass(frozen=True)
+class SavedFile:
+    """What `save` wrote.
+
+    Attributes
+    ----------
+    path
+        Of the file.
+    num_bytes
+        Its size.
+    training_data
+        What of the training data is in it, in words.
+    """
+
+    path: str
+    num_bytes: int
+    training_data: str
+
+    def __str__(self) -> str:
+        return f"{self.path} ({format_bytes(self.num_bytes)}), {self.training_data}"
+
+
+@torch.no_grad()
+def save(gp: StorableNetwork, path: PathLike, include_data: IncludeData = "auto") -> SavedFile:
+    """Write a fitted GP to a file; see `LinearizedGP.save`."""
+    laplace = gp.laplace
+    if include_data not in ("auto", True, False):
+        raise ValueError(f'include_data: expected "auto", True or False, got {include_data!r}')
+    if not gp.shards.alone:
+        raise ValueError(
+            "save: not available with a process_group, where each process has its own rows; save "
+            "the network with torch.save, and prior.state_dict() and likelihood.state_dict()"
+        )
+    inference = option_to_plain(gp.inference)
+    with_data = _with_data(laplace, include_data)
+    posterior, shift = laplace.posterior(), laplace.weight_shift()
+    mode = laplace.mode() if gp.mean == "refit" else None
+    data, training = gp._data, laplace.training
+    assert data is not None
+    content: dict[str, Any] = {
+        "architecture": architecture.describe(gp.linearized.network),
+        "network": {name: to_plain(t) for name, t in tensors_of(gp.linearized.network).items()},
+        "options": {
+            "parameters": list(gp.linearized.parameter_names),
+            "inference": inference,
+            "mean": gp.mean,
+            "sites": gp._sites,
+            "dtype": to_plain(gp.dtype),
+            "memory_budget": gp.memory_budget,
+        },
+        "output_shape": list(gp.linearized.output_shape or ()),
+        "prior": hyperparameters.to_record(gp.prior),
+        "likelihood": hyperparameters.to_record(gp.likelihood),
+        "choice": to_plain(gp.inference_choice),
+        "method": method_to_plain(laplace.method),
+        "posterior": posterior_to_plain(posterior, with_root=with_data),
+        "shift": to_plain(shift),
+        "mode": None,
+        "left_out": None,
+        "data": None,
+    }
+    if with_data:
+        content["data"], content["mode"] = data_to_plain(data), to_plain(mode)
+    else:
+        content["left_out"] = {
+            "outputs": own(training.outputs[:0]),
+            "targets": own(training.targets[:0]),
+            "num_data": training.num_data,
+            "factor_bytes": training.factor_bytes,
+            "chunk_bytes": training.chunk_bytes,
+        }
+    words = _in_words(laplace, with_data)
+    return SavedFile(os.fspath(path), write(path, {"training_data": words, **content}), words)
+
+
+@torch.no_grad()
+def load(
+    cls: type[GP],
+    path: PathLike,
+    net: nn.Module,
+    *,
+    prior: Prior | None = None,
+    likelihood: Likelihood | None = None,
+    map_location: MapLocation = None,
+) -> GP:
+    """Read a GP from a file; see `LinearizedGP.load`."""
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"net: got {type(net).__name__}; expected a torch.nn.Module")
+    content = read(path, map_location)
+    options = {name: from_plain(value) for name, value in content["options"].items()}
+    own_net = frozen_copy(unwrapped(net))
+    described = architecture.describe(own_net)
+    architecture.check_same(content["architecture"], described, os.fspath(path))
+    own_net.to(device=_device(content["network"]), dtype=options["dtype"])
+    set_tensors(own_net, content["network"])
+    gp = cls(
+        own_net,
+        hyperparameters.build(content["likelihood"], likelihood, "likelihood"),
+        prior=hyperparameters.build(content["prior"], prior, "prior"),
+        **{**options, "inference": option_from_plain(content["options"]["inference"])},
+    )
+    gp.linearized.output_shape = torch.Size(content["output_shape"])
+    hyperparameters.set_values(gp.prior, content["prior"], "prior")
+    hyperparameters.set_values(gp.likelihood, content["likelihood"], "likelihood")
+    restore = _with_its_data if content["data"] is not None else _without_its_data
+    data, laplace = restore(gp, content)
+    left_out = content["data"] is None
+    data.note = f"loaded {content['training_data'] if left_out else 'with its training data'}"
+    gp._restore(data, laplace, from_plain(content["choice"]))
+    return gp
+
+
+def _with_its_data(
+    gp: StorableNetwork, content: dict[str, Any]
+) -> tuple[FittedData, LinearizedLaplace]:
+    plain = content["data"]
+    data = FittedData(
+        gp.linearized,
+        gp.likelihood,
+        class_weight=from_plain(plain["class_weight"]),
+        missing=plain["missing"],
+        memory=plain["memory"],
+    )
+    data_from_plain(plain, data)
+    training = data.training
+    method = method_from_plain(content["method"], training)
+    laplace = LinearizedLaplace(training, gp.prior, gp.likelihood, method, gp.mean, gp.sites)
+    posterior = posterior_from_plain(content["posterior"], training, method)
+    laplace.restore(posterior, from_plain(content["mode"]))
+    return data, laplace
+
+
+def _without_its_data(
+    gp: StorableNetwork, content: dict[str, Any]
+) -> tuple[FittedData, LinearizedLaplace]:
+    training = TrainingSetLeftOut(gp.linearized, **content["left_out"])
+    data = FittedDataLeftOut(gp.linearized, gp.likelihood)
+    data.training = training
+    method = method_from_plain(content["method"], training)
+    laplace = LaplaceLeftOut(
+        training,
+        gp.prior,
+        gp.likelihood,
+        method,
+        gp.mean,
+        gp.sites,
+        saved_posterior=posterior_from_plain(content["posterior"], training, method),
+        saved_shift=content["shift"],
+    )
+    return data, laplace
+
+
+def _with_data(laplace: LinearizedLaplace, include_data: IncludeData) -> bool:
+    """Whether the training data go into the file."""
+    there = not isinstance(laplace, LaplaceLeftOut)
+    needed = laplace.method is FunctionSpace or isinstance(laplace.method, BoundIterative)
+    if needed and include_data is False:
+        name = "function space" if laplace.method is FunctionSpace else "iterative"
+        raise ValueError(
+            f"include_data: got False, but {name} inference predicts with the training data; give "
+            '"auto" or True, or fit with inference="weight_space" or Sparse(...)'
+        )
+    if include_data is True and not there:
+        raise ValueError(
+            "include_data: got True, but this LinearizedGP was loaded from a file without its "
+            "training data"
+        )
+    return needed or include_data is True
+
+
+def _in_words(laplace: LinearizedLaplace, with_data: bool) -> str:
+    """What of the training data is in a file."""
+    count = laplace.training.num_data
+    if with_data:
+        return f"with all {count} rows of training data"
+    method = laplace.method
+    if isinstance(method, BoundSparse):
+        where = "" if method.choice is None else ", which are training inputs"
+        inputs = method.points.num_inputs
+        return (
+            f"without the {count} rows of training data, except for the layers' values at "
+            f"{inputs} inducing inputs{where}"
+        )
+    return f"without the {count} rows of training data"
+
+
+def _device(tensors: dict[str, Any]) -> torch.device:
+    """Where a network's tensors were loaded to."""
+    return next(t.device for t in tensors.values() if isinstance(t, torch.Tensor))

@@ -1,0 +1,230 @@
+"""Priors and likelihoods on disk: class, options, constraints and values.
+
+What has functions of the user's in it (a likelihood made from a density, a subclass, a constraint's
+transform, GPyTorch priors on hyperparameters) can't be written down. Of it the file has the values,
+and loading takes an object to put them into.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gpytorch
+import torch
+from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
+from gpytorch.utils.transforms import inv_sigmoid, inv_softplus
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from lingp import likelihoods, priors
+from lingp.likelihoods.tempered import TemperedQuadratic
+from lingp.saving.codec import own
+from lingp.saving.errors import SavedFileError
+
+_TRANSFORMS: dict[str, tuple[Any, Any]] = {
+    "exp": (torch.exp, torch.log),
+    "softplus": (softplus, inv_softplus),
+    "sigmoid": (torch.sigmoid, inv_sigmoid),
+    "none": (None, None),
+}
+_CONSTRAINTS: dict[str, type[Interval]] = {
+    cls.__name__: cls for cls in (Interval, GreaterThan, LessThan, Positive)
+}
+
+Arguments = Mapping[str, Callable[[Any], Any]]
+
+
+def _start(name: str) -> Callable[[Any], Any]:
+    """A number, or one per output, to construct with; the values come from the state."""
+
+    def value(module: Any) -> Any:
+        raw = getattr(module, f"raw_{name}", None)
+        if raw is None:
+            return None
+        return 4.0 if raw.dim() == 0 else [4.0] * len(raw)
+
+    return value
+
+
+def _same(name: str) -> Callable[[Any], Any]:
+    return lambda module: getattr(module, name)
+
+
+_NOISE: Arguments = {"noise": _start("noise")}
+_EXPOSURE: Arguments = {"exposure": _same("has_known")}
+_RECIPES: dict[type, Arguments] = {
+    priors.Isotropic: {},
+    priors.Layerwise: {},
+    priors.Diagonal: {},
+    priors.UnitWise: {
+        "units": _same("units"),
+        "inputs_first": lambda prior: list(prior._patterns),
+    },
+    likelihoods.Gaussian: _NOISE,
+    likelihoods.KnownNoiseGaussian: _NOISE,
+    likelihoods.CorrelatedGaussian: {
+        "covariance": lambda noise: torch.eye(len(noise.raw_scale), dtype=torch.float64)
+    },
+    likelihoods.Categorical: {"num_classes": _same("num_classes")},
+    likelihoods.Bernoulli: {},
+    likelihoods.Binomial: {"total_count": _same("total_count")},
+    likelihoods.Poisson: _EXPOSURE,
+    likelihoods.NegativeBinomial: {"dispersion": _start("dispersion"), **_EXPOSURE},
+    likelihoods.Ordinal: {"num_classes": _same("num_classes")},
+    likelihoods.StudentT: {
+        "degrees_of_freedom": _start("degrees_of_freedom"),
+        "scale": _start("scale"),
+    },
+    likelihoods.Heteroscedastic: {"link": _same("link")},
+    likelihoods.Tempered: {},
+    TemperedQuadratic: {},
+}
+_BY_NAME = {cls.__name__: cls for cls in _RECIPES}
+
+
+def to_record(module: gpytorch.Module) -> dict[str, Any]:
+    """A prior or likelihood, with its values."""
+    return {
+        **_structure(module),
+        "learned": {name: p.requires_grad for name, p in module.named_parameters()},
+        "state": {name: own(t) for name, t in module.state_dict().items()},
+    }
+
+
+def build(record: dict[str, Any], given: Any, name: str) -> Any:
+    """The object of a record, for `set_values` to put the values in once it is bound.
+
+    Parameters
+    ----------
+    record
+        Of the file.
+    given
+        An object that the user gives instead, which is copied; None for none.
+    name
+        What to call it in errors: "prior" or "likelihood".
+
+    Raises
+    ------
+    SavedFileError
+        If the file can't say how it is made and none is given, or one of another class is.
+    """
+    if given is not None:
+        got = type(given).__qualname__  # not its module: a script's has another name next time
+        if got != record["class"]:
+            raise SavedFileError(
+                f"{name}: the file has {record['class']}, got {got}; give an object of that class"
+            )
+        return copy.deepcopy(given)
+    if record["only_given"] is not None:
+        raise SavedFileError(
+            f"{name}: the file has {record['class']}, {record['only_given']}; make one as before "
+            f"and give it: LinearizedGP.load(path, net, {name}=...). Its hyperparameters get the "
+            "values in the file"
+        )
+    return _made(record)
+
+
+def set_values(module: gpytorch.Module, record: dict[str, Any], name: str) -> None:
+    """Put the values of a record in, on the device and in the dtype that they have.
+
+    Raises
+    ------
+    SavedFileError
+        If they are of an object with other hyperparameters.
+    """
+    state, here = record["state"], module.state_dict()
+    theirs = {n: list(t.shape) for n, t in state.items()}
+    ours = {n: list(t.shape) for n, t in here.items()}
+    if theirs != ours:
+        names = sorted(n for n in {*theirs, *ours} if theirs.get(n) != ours.get(n))
+        differing = "; ".join(
+            f"{n} is {theirs.get(n, 'missing')} in the file, {ours.get(n, 'missing')} here"
+            for n in names
+        )
+        raise SavedFileError(
+            f"{name}: has other hyperparameters than that of the file: {differing}"
+        )
+    learned = record["learned"]
+    devices = [state[n].device for n in learned]
+    if devices:
+        module.to(device=devices[0])  # what isn't in the state goes along
+    for full, value in state.items():
+        path, _, leaf = full.rpartition(".")
+        owner = module.get_submodule(path)
+        if leaf in owner._parameters:
+            owner._parameters[leaf] = nn.Parameter(value.clone(), learned[full])
+        else:
+            owner._buffers[leaf] = value.clone()
+
+
+def _structure(module: gpytorch.Module) -> dict[str, Any]:
+    """Class, options and constraints, without values."""
+    cls = type(module)
+    record: dict[str, Any] = {"class": cls.__qualname__, "only_given": _only_given(module)}
+    if record["only_given"] is None:
+        record["arguments"] = {name: get(module) for name, get in _RECIPES[cls].items()}
+        record["constraints"] = {n: _constraint(c) for n, c in module._constraints.items()}
+        if isinstance(module, likelihoods.Tempered):
+            record["tempered"] = _structure(module.likelihood)
+        if isinstance(module, priors.Prior):
+            record["mean_shape"] = list(module.mean.shape)
+    return record
+
+
+def _only_given(module: gpytorch.Module) -> str | None:
+    """Why the file can't say how to make this object; None if it can."""
+    if isinstance(module, (likelihoods.AutodiffLikelihood, likelihoods.FromDistribution)):
+        return "which is made of functions"
+    if type(module) not in _RECIPES:
+        return "which isn't a class of lingp's own"
+    if list(module.named_priors()):
+        return "with GPyTorch priors on its hyperparameters"
+    for constraint in module._constraints.values():
+        if type(constraint).__name__ not in _CONSTRAINTS or _transform_of(constraint) is None:
+            return f"with a constraint of the user's own, {constraint}"
+    if isinstance(module, likelihoods.Tempered):
+        return _only_given(module.likelihood)
+    return None
+
+
+def _made(record: dict[str, Any]) -> Any:
+    arguments = dict(record["arguments"])
+    if "tempered" in record:
+        arguments["likelihood"] = _made(record["tempered"])
+    if "mean_shape" in record:
+        arguments["mean"] = torch.zeros(record["mean_shape"], dtype=torch.float64)
+    cls: Any = _BY_NAME[record["class"]]
+    if cls is TemperedQuadratic:
+        cls = likelihoods.Tempered  # which decides by what it is given
+    module = cls(**arguments)
+    for name, plain in record["constraints"].items():
+        module.register_constraint(name.removesuffix("_constraint"), _constraint_from(plain))
+    return module
+
+
+def _constraint(constraint: Interval) -> dict[str, Any]:
+    return {
+        "class": type(constraint).__name__,
+        "transform": _transform_of(constraint),
+        "lower": own(constraint.lower_bound),
+        "upper": own(constraint.upper_bound),
+    }
+
+
+def _constraint_from(plain: dict[str, Any]) -> Interval:
+    cls = _CONSTRAINTS[plain["class"]]
+    bounds: dict[type, tuple[Tensor, ...]] = {
+        Interval: (plain["lower"], plain["upper"]),
+        GreaterThan: (plain["lower"],),
+        LessThan: (plain["upper"],),
+    }
+    forward, inverse = _TRANSFORMS[plain["transform"]]
+    return cls(*bounds.get(cls, ()), transform=forward, inv_transform=inverse)
+
+
+def _transform_of(constraint: Interval) -> str | None:
+    """The name of a constraint's transform; None for one of the user's own."""
+    found = (constraint._transform, constraint._inv_transform)
+    return next((name for name, pair in _TRANSFORMS.items() if pair == found), None)
