@@ -95,11 +95,8 @@ def calibration_error(
         raise ValueError(f"norm: expected 1, 2 or inf, or another number >= 1, got {norm!r}")
     if not classwise:
         return _error(p.max(axis=1), p.argmax(axis=1) == y, num_bins, binning, norm)
-    errors = [
-        _error(p[:, k], y == k, num_bins, binning, norm)  #
-        for k in range(p.shape[1])
-    ]
-    return float(np.mean(errors))
+    each = [_error(p[:, k], y == k, num_bins, binning, norm) for k in range(p.shape[1])]
+    return float(np.mean(each))
 
 
 def _check_bins(num_bins: int, binning: str) -> None:

@@ -12,8 +12,9 @@ from lingp.likelihoods.predictives.gaussian import GaussianPredictive, KnownNois
 from lingp.likelihoods.predictives.heteroscedastic import HeteroscedasticPredictive
 from lingp.likelihoods.predictives.labels import LabelPredictive
 from lingp.metrics.arguments import Reduction, as_array, reduced
+from lingp.metrics.crps_counts import crps_of_counts
 from lingp.metrics.crps_of import crps_gaussian, crps_samples
-from lingp.metrics.crps_quadrature import crps_of_counts, crps_of_reals
+from lingp.metrics.crps_quadrature import crps_of_mixture, crps_of_reals
 from lingp.metrics.targets import checked_targets
 from lingp.models import Prediction
 
@@ -86,7 +87,7 @@ def _exact(prediction: Prediction, values: Tensor, known: Tensor | None) -> Tens
         scores = crps_gaussian(predictive.mean, variance.sqrt(), values, reduction="none")
         return torch.as_tensor(scores, device=values.device)
     if isinstance(predictive, HeteroscedasticPredictive):
-        return crps_of_reals(predictive, values, None)
+        return crps_of_mixture(predictive, values)
     if isinstance(predictive, ElementwisePredictive):
         if predictive.likelihood.cdf_support == "reals":
             return crps_of_reals(predictive, values, known)

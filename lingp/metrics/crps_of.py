@@ -69,8 +69,8 @@ def crps_mixture(
             f"means: expected shape (*y's, K) = ({', '.join(map(str, t.shape))}, K), got {m.shape}"
         )
     w = np.full(m.shape, 1 / m.shape[-1]) if weights is None else as_array(weights, "weights")
-    if w.shape not in (m.shape, m.shape[-1:]):
-        raise ValueError(f"weights: expected shape {m.shape[-1:]} or {m.shape}, got {w.shape}")
+    if w.shape != m.shape and w.shape != (m.shape[-1],):
+        raise ValueError(f"weights: expected shape ({m.shape[-1]},) or {m.shape}, got {w.shape}")
     positive(w, "weights")
     if not np.allclose(w.sum(-1), 1, rtol=0, atol=1e-6):
         raise ValueError(f"weights: expected a sum of 1, got {w.sum(-1).flat[0]:g}")

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr
 
 from lingp.likelihoods.predictives.elementwise import ElementwisePredictive
-from lingp.likelihoods.predictives.gaussian import GaussianPredictive, KnownNoisePredictive
 from lingp.likelihoods.predictives.heteroscedastic import HeteroscedasticPredictive
 from lingp.metrics.arguments import (
     Array,
@@ -98,24 +96,15 @@ def coverage_curve(prediction: Prediction, y: Any, levels: Any = None) -> Array:
 
 
 def _below(prediction: Prediction, y: Any) -> Array | None:
-    """P(y' <= y) for continuous predictives, (n x T); one evaluation serves all levels."""
-    predictive, values = prediction.predictive, values_of(prediction, y)
-    if isinstance(predictive, GaussianPredictive) and not isinstance(
-        predictive, KnownNoisePredictive
-    ):
-        scale = as_array(predictive.variance, "prediction") ** 0.5
-        with np.errstate(divide="ignore", invalid="ignore"):
-            below: Array = ndtr((values - as_array(predictive.mean, "prediction")) / scale)
-        return np.where(scale > 0, below, np.where(values == predictive.mean.numpy(), 0.5, below))
-    continuous = isinstance(predictive, HeteroscedasticPredictive) or (
-        isinstance(predictive, ElementwisePredictive)
-        and predictive.likelihood.cdf_support == "reals"
-    )
-    if not continuous:
+    """P(y' <= y), (n x T), where intervals cost a search: one evaluation serves all levels."""
+    predictive = prediction.predictive
+    if isinstance(predictive, ElementwisePredictive):
+        if predictive.likelihood.cdf_support != "reals":
+            return None
+    elif not isinstance(predictive, HeteroscedasticPredictive):
         return None
-    like = predictive.mean
-    filled = like.new_tensor(np.nan_to_num(values))
-    return as_array(predictive.cdf(filled), "prediction")  # type: ignore[attr-defined]
+    filled = predictive.location.new_tensor(np.nan_to_num(values_of(prediction, y)))
+    return as_array(predictive.cdf(filled), "prediction")
 
 
 def _checked(y: Any, lower: Any, upper: Any) -> tuple[Array, Array, Array]:

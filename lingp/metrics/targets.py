@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lingp.metrics.arguments import Array, as_array
@@ -15,7 +16,7 @@ def checked_targets(prediction: Prediction, y: Any) -> tuple[Tensor, Tensor | No
     targets = prediction.layout.checked(y)
     if targets.dim() == 3:
         values, known = targets.unbind(-1)
-        return values, known
+        return values, torch.where(known.isnan(), 1.0, known)  # missing with its target
     return targets.reshape(len(targets), -1), None
 
 

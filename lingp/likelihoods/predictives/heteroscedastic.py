@@ -164,6 +164,11 @@ class HeteroscedasticPredictive(PredictiveOfMoments):
         log_density = log_density - scale.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return (log_density + log_weight).logsumexp(0) - math.log(len(z))
 
+    def given(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of y_nt given f₂ = m₂ + s z, which leaves it normal, (... x N x T)."""
+        m1, v, g = self._rows(slice(None)).moments(z)
+        return m1 / g, 1 / g + v / g.square()
+
     @torch.no_grad()
     def cdf(self, y: Tensor) -> Tensor:
         """P(y_nt <= y) to about 1e-7, (N x T)."""
