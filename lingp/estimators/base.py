@@ -107,6 +107,8 @@ class LinearizedGPEstimator(BaseEstimator):
             likelihood=likelihood,
             prior=self.prior,
             steps=self.steps,
+            # short trainings: none sooner than ten steps after another
+            updates=max(1, self.steps // 10) if self.steps and self.steps < 80 else None,
             inference=copy.deepcopy(self.inference),
             mean=mean,
             generator=generator,

@@ -136,7 +136,8 @@ verbose
 
     def predict(self, X: Any) -> np.ndarray:
         """The label of largest probability, (n,)."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probability of each label, in the order of `classes_`, (n, K)."""
