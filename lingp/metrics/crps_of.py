@@ -68,16 +68,17 @@ def crps_mixture(
         raise ValueError(
             f"means: expected shape (*y's, K) = ({', '.join(map(str, t.shape))}, K), got {m.shape}"
         )
-    w = np.full(m.shape, 1 / m.shape[-1]) if weights is None else as_array(weights, "weights")
-    if w.shape != m.shape and w.shape != (m.shape[-1],):
-        raise ValueError(f"weights: expected shape ({m.shape[-1]},) or {m.shape}, got {w.shape}")
+    number = m.shape[-1]
+    w = np.full(m.shape, 1 / number) if weights is None else as_array(weights, "weights")
+    if w.shape != m.shape and w.shape != (number,):
+        raise ValueError(f"weights: expected shape ({number},) or {m.shape}, got {w.shape}")
     positive(w, "weights")
     if not np.allclose(w.sum(-1), 1, rtol=0, atol=1e-6):
         raise ValueError(f"weights: expected a sum of 1, got {w.sum(-1).flat[0]:g}")
-    w = np.broadcast_to(w, m.shape).reshape(-1, m.shape[-1])
+    w = np.broadcast_to(w, m.shape).reshape(-1, number)
     m, s, flat = m.reshape(w.shape), s.reshape(w.shape), t.reshape(-1, 1)
     apart = (w * _mean_distance(flat - m, s)).sum(-1)
-    size = max(1, _CHUNK // m.shape[-1] ** 2)
+    size = max(1, _CHUNK // number**2)
     within = [
         _within(m[rows], s[rows], w[rows])
         for rows in (slice(start, start + size) for start in range(0, len(m), size))

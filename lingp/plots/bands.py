@@ -1,0 +1,168 @@
+"""Predictive bands over one input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.stats import norm
+
+from lingp.metrics.arguments import Array, as_array, between_zero_and_one
+from lingp.models import LinearizedGP, Prediction
+from lingp.plots.style import (
+    BLACK,
+    BLUE,
+    GREY,
+    SKY,
+    VERMILION,
+    axes,
+    inputs_of,
+    legend_above,
+    tidy,
+    training_inputs,
+    training_targets,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_BEYOND = 0.25  # of the training inputs' range, on either side
+_NUM_POINTS = 300
+
+
+def bands(
+    model: LinearizedGP | Prediction,
+    X: Any = None,
+    y: Any = None,
+    *,
+    X_train: Any = None,
+    y_train: Any = None,
+    levels: Sequence[float] = (0.5, 0.95),
+    output: int = 0,
+    ax: Axes | None = None,
+) -> Axes:
+    """Predictive mean, intervals of the targets, and within them those of the function.
+
+    Shaded are the central intervals of y, one shade per level. Between the dashed lines is what is
+    not known of the function: mean ± z √(epistemic variance) at the highest level. What is shaded
+    outside them is noise, which more data don't take away. For class labels, the probability of
+    class `output` with its epistemic band alone.
+
+    Parameters
+    ----------
+    model
+        A fitted GP, or the prediction at X.
+    X
+        One input per row. For a GP by default a grid over its training data and a quarter of their
+        range on either side.
+    y
+        Targets at X, e.g. test data; not drawn by default.
+    X_train, y_train
+        Points to draw; those of the GP by default.
+    levels
+        Probabilities of the intervals.
+    output
+        Which target (or class) of several.
+    ax
+        Axes to draw on; new ones by default.
+    """
+    heights = np.sort(as_array(levels, "levels").reshape(-1))[::-1]
+    between_zero_and_one(heights, "levels")
+    x = _inputs(model, X)
+    if isinstance(model, LinearizedGP):
+        prediction = model.predict(x.astype(str(model.dtype).removeprefix("torch.")))
+        if X_train is None and y_train is None:
+            X_train, y_train = training_inputs(model, 1), training_targets(model)
+    else:
+        prediction = model
+    if prediction.layout.num_rows != len(x):
+        raise ValueError(
+            f"X: has {len(x)} rows, but the prediction is of {prediction.layout.num_rows}"
+        )
+    order = np.argsort(x[:, 0], kind="stable")
+    at = x[order, 0]
+    labels = prediction.layout.likelihood.num_labels(prediction.layout.output_shape) is not None
+    if labels and prediction.probs.dim() == 2:
+        output = 1 if prediction.probs.shape[1] == 2 and output == 0 else output
+    mean = _column(prediction.probs if labels else prediction.mean, output)[order]
+    deviation = np.sqrt(_deviation(prediction, output, labels)[order])
+    ax = axes(ax)
+    if not labels:
+        for shade, level in enumerate(heights):
+            lower, upper = (_column(end, output)[order] for end in prediction.interval(level))
+            strength = 0.25 + 0.35 * shade / max(1, len(heights) - 1)
+            ax.fill_between(
+                at, lower, upper, color=SKY, alpha=strength, linewidth=0, label=f"y, {level:.0%}"
+            )
+    half = norm.ppf((1 + heights[0]) / 2) * deviation
+    ends = [mean - half, mean + half]
+    if labels:
+        ends = [np.clip(end, 0, 1) for end in ends]
+    for end, name in zip(ends, (f"function, {heights[0]:.0%}", None), strict=True):
+        ax.plot(at, end, color=VERMILION, linestyle=(0, (4, 1.5)), linewidth=1.2, label=name)
+    ax.plot(at, mean, color=BLUE, linewidth=1.8, label="probability" if labels else "mean")
+    _points(ax, X_train, y_train, output, "training data", labels, color=BLACK, filled=True)
+    _points(ax, None if y is None else x, y, output, "y at X", labels, color=GREY, filled=False)
+    ax.set_xlabel("x")
+    ax.set_ylabel(f"probability of class {output}" if labels else "y")
+    ax.margins(x=0)
+    tidy(ax)
+    legend_above(ax, 5)
+    return ax
+
+
+def _inputs(model: Any, X: Any) -> Array:
+    if not isinstance(model, LinearizedGP | Prediction):
+        raise TypeError(
+            f"model: expected a LinearizedGP or a Prediction, got {type(model).__name__}"
+        )
+    if X is not None:
+        return inputs_of(X, "X", 1)
+    if isinstance(model, Prediction):
+        raise ValueError("X: missing; a prediction doesn't know its inputs")
+    known = training_inputs(model, 1)
+    beyond = _BEYOND * (known.max() - known.min())
+    grid: Array = np.linspace(known.min() - beyond, known.max() + beyond, _NUM_POINTS)
+    return grid[:, None]
+
+
+def _column(values: Any, output: int) -> Array:
+    """One column of (n, *shape)."""
+    array = as_array(values, "model", missing=True)
+    array = array.reshape(len(array), -1)
+    if not 0 <= output < array.shape[1]:
+        raise ValueError(f"output: expected 0 .. {array.shape[1] - 1}, got {output}")
+    column: Array = array[:, output]
+    return column
+
+
+def _deviation(prediction: Prediction, output: int, labels: bool) -> Array:
+    """Epistemic variance of one target, or of the probability of one class."""
+    variance = prediction.epistemic_variance
+    alone = labels and variance.reshape(len(variance), -1).shape[1] == 1
+    return _column(variance, 0 if alone else output)
+
+
+def _points(
+    ax: Axes, X: Any, y: Any, output: int, name: str, labels: bool, *, color: str, filled: bool
+) -> None:
+    if X is None and y is None:
+        return
+    if X is None or y is None:
+        raise ValueError("X_train and y_train: give both or neither")
+    x, values = inputs_of(X, "X_train", 1)[:, 0], as_array(y, "y", missing=True)
+    if len(values) != len(x):
+        raise ValueError(f"y_train: has {len(values)} rows, but X_train has {len(x)}")
+    column = (values.reshape(-1) == output) * 1.0 if labels else _column(values, output)
+    ax.plot(
+        x,
+        column,
+        "o",
+        markersize=3.5,
+        color=color,
+        markerfacecolor=color if filled else "none",
+        label=name,
+        clip_on=not labels,
+        zorder=3,
+    )
