@@ -20,6 +20,8 @@ from lingp.likelihoods import Gaussian, Likelihood, QuadraticLikelihood
 from lingp.models import LinearizedGP, Prediction
 from lingp.training import History, train_with_evidence
 
+_LEAST = 1e-12  # noise variance that a search starts from
+
 
 class LinearizedGPEstimator(BaseEstimator):
     """Parameters and training of `LinearizedGPRegressor` and `LinearizedGPClassifier`."""
@@ -150,7 +152,9 @@ class LinearizedGPEstimator(BaseEstimator):
             # the search starts at the noise that the network leaves
             training = gp.laplace.training
             left = (training.targets - training.outputs).square().mean(0)
-            likelihood.noise = left.clamp(min=1e-8 * training.targets.var(0).clamp(min=1e-8))
+            least = likelihood.raw_noise_constraint.lower_bound
+            noise = torch.maximum(left.clamp(min=_LEAST), 2 * least.to(left))
+            likelihood.noise = noise.reshape(likelihood.noise.shape)
         gp.optimize_hyperparameters(generator=generator)
         self.gp_, self.module_ = gp, network.eval()
         self.history_, self.n_iter_ = History(), 0

@@ -173,7 +173,8 @@ verbose
         present = np.unique(labels)
         if len(present) < 2:
             raise ValueError(
-                f"y: all labels are of one class, {present[0]!r}; a classifier needs at least two"
+                f"y: all labels are of one class, {present.tolist()[0]!r}; a classifier needs at "
+                "least two"
             )
         self.classes_ = present if classes is None else np.unique(classes)
         outputs = self._num_outputs(rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -35,7 +34,7 @@ def layer_sizes(given: Any, num_rows: int, num_inputs: int) -> tuple[int, ...]:
         sizes = list(given)
     else:
         sizes = [given]
-    if not all(isinstance(s, numbers.Integral) and s >= 1 for s in sizes):
+    if not all(isinstance(s, (int, np.integer)) and s >= 1 for s in sizes):
         raise ValueError(
             "hidden_layer_sizes: expected whole numbers >= 1, one for each hidden layer, such as "
             f"(50, 50), or None, got {given!r}"

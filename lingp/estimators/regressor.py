@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from gpytorch.constraints import GreaterThan
 from sklearn.base import RegressorMixin
 from sklearn.utils import Tags
 from sklearn.utils.validation import column_or_1d
@@ -14,10 +17,14 @@ from typing_extensions import Self
 
 from lingp.estimators.base import LinearizedGPEstimator, random_numbers
 from lingp.estimators.scaling import Standardizer
-from lingp.likelihoods import Gaussian, Heteroscedastic
+from lingp.likelihoods import Gaussian, Heteroscedastic, Likelihood
+from lingp.models import Prediction
 from lingp.models.choice import Inference
 from lingp.priors import Prior
 from lingp.training import initialize_head
+
+_WITHIN_ONE_STD = math.erf(math.sqrt(0.5))  # probability
+_FLOOR = 2e-3  # noise variance of constant targets, relative to their mean square
 
 
 class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
@@ -179,8 +186,13 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
         std
             In the same shape, with `return_std`.
         cov
-            (n, n) or (n, n, T), with `return_cov`. Where noise depends on the inputs, correlations
-            are by 1000 draws of the function, always the same ones.
+            (n, n) or (n, n, T), with `return_cov`.
+
+        Notes
+        -----
+        Where noise depends on the inputs, the predictive isn't normal. `std` is then half the width
+        of the central interval of 68.3 %, and correlations are those given the outputs' noise: mean
+        and variance can be ruled by a far tail.
         """
         if return_std and return_cov:
             raise RuntimeError("At most one of return_std or return_cov can be requested.")
@@ -190,7 +202,7 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
         mean = self._in_units(_columns(points))
         if not (return_std or return_cov):
             return mean
-        std = _array(_columns(prediction.stddev)) * self.y_scaler_.scale
+        std = _array(self._spread(prediction)) * self.y_scaler_.scale
         return mean, self._shaped(self._covariance(x, std) if return_cov else std)
 
     def predict_interval(self, X: Any, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
@@ -249,10 +261,12 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
         self._check()
         rows, targets = self._data(X, y, reset=True)
         scaled = self.standardize and not self.prefit
-        self.y_scaler_ = (Standardizer.of if scaled else Standardizer.identity)(targets)
-        num_targets = targets.shape[1]
-        likelihood = Heteroscedastic() if self.heteroscedastic else Gaussian([1.0] * num_targets)
-        outputs = 2 * num_targets if self.heteroscedastic else num_targets
+        if scaled:
+            self.y_scaler_ = Standardizer.of(targets, divide_constants=True)
+        else:
+            self.y_scaler_ = Standardizer.identity(targets)
+        likelihood = Heteroscedastic() if self.heteroscedastic else self._gaussian(targets)
+        outputs = targets.shape[1] * (2 if self.heteroscedastic else 1)
         standard = self.y_scaler_.transform(targets)
         self._train(rows, standard, likelihood, outputs, streaming=streaming)
         return self._evaluate()
@@ -266,13 +280,31 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
             self._flat = targets.ndim == 1
         return rows, targets.astype(np.float64).reshape(len(targets), -1)
 
+    def _gaussian(self, targets: np.ndarray) -> Likelihood:
+        """Noise of each target, with a floor for those that are all the same."""
+        constant = self.y_scaler_.constant
+        if not constant.any():
+            return Gaussian([1.0] * len(constant) if len(constant) > 1 else 1.0)
+        which = f"targets {np.flatnonzero(constant).tolist()} are" if len(constant) > 1 else "it is"
+        warnings.warn(
+            f"y: {which} the same in all rows, so that no noise can be learned; its standard "
+            f"deviation is held at {math.sqrt(_FLOOR):.0%} of the target's size, or more",
+            stacklevel=4,
+        )
+        # in the units that the network sees
+        size = np.where(targets[0] == 0, 1.0, np.abs(targets[0]) / self.y_scaler_.scale)
+        floor = torch.as_tensor(np.where(constant, _FLOOR * size**2, 0.0))
+        noise = floor.clamp(min=0.5).mul(2)
+        if len(constant) == 1:
+            floor, noise = floor.squeeze(0), noise.squeeze(0)
+        return Gaussian(noise, noise_constraint=GreaterThan(floor))
+
     def _initialize(self, network: nn.Module) -> None:
         if self.heteroscedastic:
             # the normal of mean 0 and variance 1, which standardised targets have
-            initialize_head(network, torch.tensor([[-1.0], [1.0]]).expand(2, self._num_targets()))
-
-    def _num_targets(self) -> int:
-        return len(self.y_scaler_.mean)
+            initialize_head(
+                network, torch.tensor([[-1.0], [1.0]]).expand(2, len(self.y_scaler_.constant))
+            )
 
     def _evaluate(self) -> Self:
         units = self.gp_.laplace.training.num_data * np.log(self.y_scaler_.scale).sum()
@@ -286,18 +318,33 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
     def _shaped(self, values: np.ndarray) -> np.ndarray:
         return values[..., 0] if self._flat else values
 
-    def _covariance(self, x: Tensor, std: np.ndarray) -> np.ndarray:
-        """Between rows, (n, n, T), from that of all targets; `std` (n, T)."""
-        draws = torch.Generator(x.device).manual_seed(0)
-        joint = _array(self.gp_.predict_joint(x, generator=draws).covariance)
-        rows = (len(std), std.shape[1])
-        covariance = joint.reshape(*rows, *rows).diagonal(axis1=1, axis2=3)
+    def _spread(self, prediction: Prediction) -> Tensor:
+        """Standard deviations in standard units, (n, T)."""
         if not self.heteroscedastic:
-            return covariance * self.y_scaler_.scale**2
-        # by draws; variances are known better
-        drawn = np.sqrt(np.einsum("nnt->nt", covariance))
-        ratio = std / drawn
+            return _columns(prediction.stddev)
+        lower, upper = prediction.interval(_WITHIN_ONE_STD)
+        return _columns(upper - lower) / 2
+
+    def _covariance(self, x: Tensor, std: np.ndarray) -> np.ndarray:
+        """Between rows, (n, n, T); `std` (n, T)."""
+        if not self.heteroscedastic:
+            joint = _array(self.gp_.predict_joint(x).covariance)
+            return _between_rows(joint, len(std)) * self.y_scaler_.scale**2
+        # of y = f₁ / g + noise at the mean of f₂; variances are those of the mixture
+        latent = self.gp_.posterior(x)
+        precision = _array(self.gp_.likelihood.precision(latent.mean.chunk(2, -1)[1]))
+        first = _between_rows(_array(latent.covariance_matrix), len(std))[..., : std.shape[1]]
+        covariance = first / (precision[:, None] * precision)
+        rows = np.arange(len(std))
+        covariance[rows, rows] += 1 / precision
+        ratio = std / np.sqrt(covariance[rows, rows])
         return covariance * ratio[:, None] * ratio
+
+
+def _between_rows(joint: np.ndarray, num_rows: int) -> np.ndarray:
+    """(n·C x n·C) covariance of all outputs as (n, n, C), each output with itself."""
+    blocks = joint.reshape(num_rows, -1, num_rows, len(joint) // num_rows)
+    return blocks.diagonal(axis1=1, axis2=3).copy()
 
 
 def _array(values: Tensor) -> np.ndarray:
