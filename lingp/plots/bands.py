@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from scipy.stats import norm
+from torch import Tensor
 
+from lingp.likelihoods.predictives.draws import quasi_normal
+from lingp.likelihoods.predictives.gaussian import GaussianPredictive
+from lingp.likelihoods.predictives.heteroscedastic import HeteroscedasticPredictive
+from lingp.likelihoods.psd_root import psd_root
 from lingp.metrics.arguments import Array, as_array, between_zero_and_one
 from lingp.models import LinearizedGP, Prediction
 from lingp.plots.style import (
@@ -29,6 +35,8 @@ if TYPE_CHECKING:
 
 _BEYOND = 0.25  # of the training inputs' range, on either side
 _NUM_POINTS = 300
+_NUM_NODES = 2048
+_VIEW = 2.0  # how much more than the range of the data is shown, below and above
 
 
 def bands(
@@ -44,10 +52,10 @@ def bands(
 ) -> Axes:
     """Predictive mean, intervals of the targets, and within them those of the function.
 
-    Shaded are the central intervals of y, one shade per level. Between the dashed lines is what is
-    not known of the function: mean ± z √(epistemic variance) at the highest level. What is shaded
-    outside them is noise, which more data don't take away. For class labels, the probability of
-    class `output` with its epistemic band alone.
+    Shaded are the central intervals of y, one shade per level. Between the dashed lines is E[y | f]
+    at the highest level: what is not known of the function, and what more data would take away;
+    the rest of the shade is noise. For class labels, the probability of class `output` and what is
+    not known of it. For `Heteroscedastic` noise the line is the median (see `Prediction.median`).
 
     Parameters
     ----------
@@ -61,7 +69,8 @@ def bands(
     X_train, y_train
         Points to draw; those of the GP by default.
     levels
-        Probabilities of the intervals.
+        Probabilities of the intervals. Where they explode, the y axis ends at twice the range of
+        the data beyond them.
     output
         Which target (or class) of several.
     ax
@@ -85,8 +94,8 @@ def bands(
     labels = prediction.layout.likelihood.num_labels(prediction.layout.output_shape) is not None
     if labels and prediction.probs.dim() == 2:
         output = 1 if prediction.probs.shape[1] == 2 and output == 0 else output
-    mean = _column(prediction.probs if labels else prediction.mean, output)[order]
-    deviation = np.sqrt(_deviation(prediction, output, labels)[order])
+    name, centre = _centre(prediction, labels)
+    ends = [_column(end, output)[order] for end in _function(prediction, float(heights[0]))]
     ax = axes(ax)
     if not labels:
         for shade, level in enumerate(heights):
@@ -95,20 +104,18 @@ def bands(
             ax.fill_between(
                 at, lower, upper, color=SKY, alpha=strength, linewidth=0, label=f"y, {level:.0%}"
             )
-    half = norm.ppf((1 + heights[0]) / 2) * deviation
-    ends = [mean - half, mean + half]
-    if labels:
-        ends = [np.clip(end, 0, 1) for end in ends]
-    for end, name in zip(ends, (f"function, {heights[0]:.0%}", None), strict=True):
-        ax.plot(at, end, color=VERMILION, linestyle=(0, (4, 1.5)), linewidth=1.2, label=name)
-    ax.plot(at, mean, color=BLUE, linewidth=1.8, label="probability" if labels else "mean")
+    for end, label in zip(ends, (f"function, {heights[0]:.0%}", None), strict=True):
+        ax.plot(at, end, color=VERMILION, linestyle=(0, (4, 1.5)), linewidth=1.2, label=label)
+    ax.plot(at, _column(centre, output)[order], color=BLUE, linewidth=1.8, label=name)
     _points(ax, X_train, y_train, output, "training data", labels, color=BLACK, filled=True)
-    _points(ax, None if y is None else x, y, output, "y at X", labels, color=GREY, filled=False)
+    _points(ax, None if y is None else x, y, output, "data at X", labels, color=GREY, filled=False)
+    if not labels:
+        _keep_in_view(ax, [v for v in (y_train, y) if v is not None], output)
     ax.set_xlabel("x")
     ax.set_ylabel(f"probability of class {output}" if labels else "y")
     ax.margins(x=0)
     tidy(ax)
-    legend_above(ax, 5)
+    legend_above(ax, 5 if y is None else 3, gap=0.04)  # of the axis' power of ten
     return ax
 
 
@@ -137,11 +144,43 @@ def _column(values: Any, output: int) -> Array:
     return column
 
 
-def _deviation(prediction: Prediction, output: int, labels: bool) -> Array:
-    """Epistemic variance of one target, or of the probability of one class."""
-    variance = prediction.epistemic_variance
-    alone = labels and variance.reshape(len(variance), -1).shape[1] == 1
-    return _column(variance, 0 if alone else output)
+def _centre(prediction: Prediction, labels: bool) -> tuple[str, Tensor]:
+    """The line in the middle, (n, *shape)."""
+    if labels:
+        return "probability", prediction.probs
+    if isinstance(prediction.predictive, HeteroscedasticPredictive):
+        return "median", prediction.median
+    return "mean", prediction.mean
+
+
+@torch.no_grad()
+def _function(prediction: Prediction, level: float) -> tuple[Tensor, Tensor]:
+    """Central interval of E[y | f], (n x M): quantiles over quasi-random functions at each row."""
+    predictive, layout = prediction.predictive, prediction.layout
+    if isinstance(predictive, GaussianPredictive):
+        half = norm.ppf((1 + level) / 2) * predictive.epistemic_variance.sqrt()
+        return predictive.mean - half, predictive.mean + half
+    normal = quasi_normal(_NUM_NODES, prediction.latent_mean)
+    root = psd_root(prediction.latent_covariance)
+    f = prediction.latent_mean + torch.einsum("ncd,sd->snc", root, normal)
+    means = layout.likelihood.conditional_mean(f, layout.known)
+    if layout.likelihood.num_labels(layout.output_shape) is not None and means.shape[-1] == 1:
+        means = torch.cat([1 - means, means], -1)
+    tails = means.new_tensor([(1 - level) / 2, (1 + level) / 2])
+    lower, upper = means.quantile(tails, dim=0)
+    return lower, upper
+
+
+def _keep_in_view(ax: Axes, targets: list[Any], output: int) -> None:
+    """Not so much of bands that explode that the data can't be seen."""
+    if not targets:
+        return
+    drawn = np.concatenate([_column(as_array(t, "y", missing=True), output) for t in targets])
+    low, high = np.nanmin(drawn), np.nanmax(drawn)
+    beyond = _VIEW * (high - low)
+    if beyond > 0:
+        bottom, top = ax.get_ylim()
+        ax.set_ylim(max(bottom, low - beyond), min(top, high + beyond))
 
 
 def _points(

@@ -118,7 +118,7 @@ def coverage_curve(
         color=GREY,
         alpha=0.25,
         linewidth=0,
-        label=f"95 % of {number} targets",
+        label=f"95 % range, {number} targets",
     )
     ax.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="calibrated")
     ax.plot(chosen[order], found[order], "o-", color=BLUE, markersize=4, label="observed")

@@ -21,6 +21,7 @@ from lingp.plots.style import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.contour import ContourSet
 
 What = Literal["probability", "entropy", "mutual_information", "epistemic", "mean", "std"]
 
@@ -48,8 +49,8 @@ def map_2d(
 ) -> Axes:
     """A quantity of the predictive distribution over a plane of inputs, with training points.
 
-    Lines of a two-class map are where both are as likely; elsewhere they follow the colours. The
-    colour map (cividis) rises in lightness and is read in grey as well.
+    Lines of a map of probabilities are where the most probable class changes; elsewhere they follow
+    the colours, which rise in lightness (cividis) and are read in grey as well.
 
     Parameters
     ----------
@@ -67,7 +68,8 @@ def map_2d(
     output
         Which target or class.
     X_train, y_train
-        Points to draw; those of the GP by default. Labels get a marker each.
+        Points to draw; those of the GP by default. Labels get a marker each, and in a map of the
+        mean, targets have the colours of the map.
     ax
         Axes to draw on; new ones by default.
     """
@@ -89,8 +91,15 @@ def map_2d(
     chosen = what or ("probability" if labels else "mean")
     values, name = _values(prediction, chosen, output, labels)
     ax = axes(ax, (6.0, 4.6))
-    _draw(ax, across, up, values.reshape(resolution, resolution), name, chosen)
-    _points(ax, known, targets, labels, output or 0)
+    shown = _draw(ax, across, up, values.reshape(resolution, resolution), name)
+    if chosen == "probability":
+        p = as_array(prediction.probs, "gp").reshape(resolution, resolution, -1)
+        _boundaries(ax, across, up, p, output)
+    if targets is None or not labels:
+        colors = None if targets is None or chosen != "mean" else _column(targets, output or 0)
+        _values_at(ax, known, colors, shown)
+    else:
+        _labels_at(ax, known, targets[:, 0])
     ax.set_xlim(x0, x1)
     ax.set_ylim(y0, y1)
     ax.set_xlabel("$x_1$")
@@ -98,24 +107,30 @@ def map_2d(
     return ax
 
 
-def _draw(ax: Axes, across: Array, up: Array, values: Array, name: str, what: str) -> None:
+def _draw(ax: Axes, across: Array, up: Array, values: Array, name: str) -> ContourSet:
+    """The map and its colour bar."""
+    from matplotlib.ticker import MaxNLocator
+
     low, high = float(values.min()), float(values.max())
-    probability = what == "probability"
-    if probability:
-        low, high = (0.0, 1.0) if name != "largest probability" else (min(low, 0.5), 1.0)
-    if high - low < 1e-12:
-        high = low + 1e-12
-    shown = ax.contourf(
-        across, up, values, levels=np.linspace(low, high, 21), cmap="cividis", extend="neither"
-    )
-    inner = [0.5] if probability and low == 0 else np.linspace(low, high, 6)[1:-1]
-    lines = ax.contour(across, up, values, levels=inner, colors="white", linewidths=0.8)
-    if probability and low == 0:
-        lines.set_linewidth(1.6)
-    bar = ax.figure.colorbar(shown, ax=ax, label=name, pad=0.02)
-    ticks = np.linspace(low, high, 6).tolist()
-    bar.set_ticks(ticks)
-    bar.ax.set_yticklabels([f"{tick:.2g}" for tick in ticks])
+    levels = MaxNLocator(20).tick_values(low, high)
+    if name.startswith("probability"):
+        levels = np.linspace(0, 1, 21)
+    shown = ax.contourf(across, up, values, levels=levels, cmap="cividis")
+    ax.figure.colorbar(shown, ax=ax, label=name, pad=0.02, ticks=MaxNLocator(6))
+    if not name.endswith("probability") and not name.startswith("probability"):
+        inner = MaxNLocator(5).tick_values(low, high)
+        ax.contour(
+            across, up, values, levels=inner, colors="white", linewidths=0.6, linestyles="solid"
+        )
+    return shown
+
+
+def _boundaries(ax: Axes, across: Array, up: Array, p: Array, output: int | None) -> None:
+    """Where one class becomes more probable than all others; that of one class, or all."""
+    for k in range(p.shape[-1]) if output is None else [output]:
+        lead = p[..., k] - np.delete(p, k, axis=-1).max(axis=-1)
+        if lead.min() < 0 < lead.max():
+            ax.contour(across, up, lead, levels=[0.0], colors="white", linewidths=1.6)
 
 
 def _bounds(bounds: Any, known: Array) -> Array:
@@ -168,25 +183,29 @@ def _column(values: Array, output: int) -> Array:
     return column
 
 
-def _points(ax: Axes, known: Array, targets: Array | None, labels: bool, output: int) -> None:
-    style: dict[str, Any] = {
-        "linestyle": "none",
-        "markeredgecolor": "black",
-        "markeredgewidth": 0.6,
-    }
-    if targets is None or not labels:
-        ax.plot(*known.T, "o", color="white", markersize=3.5, **style)
-        return
-    column = targets[:, 0]
-    classes = np.unique(column[~np.isnan(column)])
-    # dark to light as the map: class 0 is dark on it
+def _values_at(ax: Axes, known: Array, values: Array | None, shown: ContourSet) -> None:
+    """Points, in the colours of the map where they have values that it shows."""
+    style: dict[str, Any] = {"s": 16, "linewidths": 0.6, "zorder": 3}
+    if values is None:
+        style |= {"color": "white", "edgecolors": "black"}
+    else:
+        style |= {"c": values, "cmap": shown.cmap, "norm": shown.norm, "edgecolors": "white"}
+    ax.scatter(known[:, 0], known[:, 1], **style)
+
+
+def _labels_at(ax: Axes, known: Array, labels: Array) -> None:
+    """A marker for each class, dark to light as the map of two classes."""
+    classes = np.unique(labels[~np.isnan(labels)])
     for place, label in enumerate(classes):
+        grey = place / max(1, len(classes) - 1)
         ax.plot(
-            *known[column == label].T,
+            *known[labels == label].T,
             MARKERS[place % len(MARKERS)],
-            color=str(place / max(1, len(classes) - 1)),
-            markersize=4.5,
+            color=str(grey),
+            markersize=5,
             label=f"class {label:g}",
-            **style,
+            linestyle="none",
+            markeredgecolor="white" if grey < 0.5 else "black",
+            markeredgewidth=0.6,
         )
     legend_above(ax, min(len(classes), 5))

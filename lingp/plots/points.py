@@ -61,6 +61,8 @@ def leverage(
 
 def _name(ax: Axes, x: Array, y: Array, rows: NDArray[np.intp]) -> None:
     """Row numbers beside points, above or below where neighbours are in the way."""
+    from matplotlib.patheffects import withStroke
+
     order = np.argsort(x, kind="stable")
     for place, n in enumerate(order):
         offset = (4, 4) if place % 2 == 0 else (4, -10)
@@ -70,4 +72,5 @@ def _name(ax: Axes, x: Array, y: Array, rows: NDArray[np.intp]) -> None:
             xytext=offset,
             textcoords="offset points",
             fontsize="small",
+            path_effects=[withStroke(linewidth=2, foreground="white")],
         )

@@ -52,7 +52,7 @@ def kernel_spectrum(gp: LinearizedGP, *, ax: Axes | None = None) -> Axes:
     )
     ax.set_yscale("log")
     ax.set_ylim(low, max(10.0, 3 * float(values.max())))
-    ax.set_xlim(0, 1 + len(values))
+    ax.set_xlim(0, 2 + max(gamma, int((values > low).sum())))
     ax.set_xlabel("direction")
     ax.set_ylabel("eigenvalue of Φ Φᵀ")
     tidy(ax)

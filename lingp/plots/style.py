@@ -47,11 +47,11 @@ def tidy(ax: Axes, *, grid: bool = True) -> None:
         ax.set_axisbelow(True)
 
 
-def legend_above(ax: Axes, columns: int) -> None:
+def legend_above(ax: Axes, columns: int, gap: float = 0.0) -> None:
     """A legend over the axes, where it covers no data."""
     ax.legend(
         loc="lower left",
-        bbox_to_anchor=(0.0, 1.0),
+        bbox_to_anchor=(0.0, 1.0 + gap),
         ncols=columns,
         frameon=False,
         fontsize="small",

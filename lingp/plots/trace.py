@@ -55,7 +55,6 @@ def evidence_trace(
     x = np.array(steps if counted else range(1, len(history) + 1), dtype=float)
     for panel, draw in zip(given, (_evidence, _effective, _hyperparameters), strict=False):
         draw(panel, x, history)
-        panel.yaxis.set_major_locator(panel.yaxis.get_major_locator())
         tidy(panel)
     given[-1].set_xlabel("step of the optimizer" if counted else "update")
     if len(given) == _PANELS and given[0].figure is given[2].figure:
@@ -80,9 +79,8 @@ def _evidence(ax: Axes, x: Any, history: History) -> None:
 
 def _effective(ax: Axes, x: Any, history: History) -> None:
     gamma = [s.effective_parameters for s in history]
-    ax.plot(x, gamma, "o-", color=BLUE, markersize=3.5, label=f"γ (at the end {gamma[-1]:.1f})")
-    ax.set_ylabel("effective\nparameters")
-    _legend_beside(ax)
+    ax.plot(x, gamma, "o-", color=BLUE, markersize=3.5, label="γ")
+    ax.set_ylabel("effective\nparameters γ")
 
 
 def _hyperparameters(ax: Axes, x: Any, history: History) -> None:
@@ -109,10 +107,21 @@ def _hyperparameters(ax: Axes, x: Any, history: History) -> None:
             ax.plot(x, table[:, column], color=color, linestyle=dash, linewidth=1.5, label=label)
             number += 1
     if positive:
-        ax.set_yscale("log")
+        _log_axis(ax)
     ax.set_ylabel("hyper-\nparameters")
     if number:
         _legend_beside(ax)
+
+
+def _log_axis(ax: Axes) -> None:
+    """Labelled at 1, 2 and 5: a decade or less has labels, too."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ax.set_yscale("log")
+    low, high = ax.get_ylim()
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _legend_beside(ax: Axes) -> None:
