@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import singledispatch
 
 import torch
 
@@ -57,6 +58,7 @@ class Evidence:
         )
 
 
+@singledispatch
 @torch.no_grad()
 def evidence(laplace: LinearizedLaplace) -> Evidence:
     """The evidence at the current hyperparameters, in parts."""

@@ -34,8 +34,8 @@ class StorableNetwork(ConditionedNetwork):
             Of the file; its folder exists.
         include_data
             Whether the training data are in the file. "auto": where predictions take them, in
-            function space and for iterative inference. Without them, a loaded GP predicts and
-            samples; what has to go through the data again (the evidence, other hyperparameters,
+            function space and for iterative inference. Without them, a loaded GP predicts, draws
+            and knows its evidence; what has to go through the data again (other hyperparameters,
             `add_data`, `leave_one_out`) raises an error. Sparse inference keeps what the network's
             layers make of its inducing inputs, which are training inputs.
 

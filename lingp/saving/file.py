@@ -6,7 +6,7 @@ import os
 import pickle
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -15,6 +15,8 @@ from lingp.saving.errors import SavedFileError
 KIND = "lingp LinearizedGP"
 VERSION = 1
 """Of the format; what an older lingp can't read gets the next number."""
+
+_UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError)
 
 PathLike = str | os.PathLike[str]
 MapLocation = Any
@@ -58,14 +60,15 @@ def read(path: PathLike, map_location: MapLocation) -> dict[str, Any]:
     Raises
     ------
     SavedFileError
-        If it is damaged, something else, or of a newer version.
+        If it is damaged, something else, of a newer version or of a device that isn't here.
     """
     import lingp
 
     where = os.fspath(path)
     try:
-        found = torch.load(path, map_location=map_location, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError) as error:
+        with open(path, "rb") as file:
+            found = _loaded(file, map_location)
+    except _UNREADABLE as error:
         if "map_location" in str(error) or "torch.cuda.is_available()" in str(error):
             raise SavedFileError(
                 f"path: {where} has tensors of a device that isn't here; load it with "
@@ -86,6 +89,13 @@ def read(path: PathLike, map_location: MapLocation) -> dict[str, Any]:
             "one"
         )
     return found
+
+
+def _loaded(file: BinaryIO, map_location: MapLocation) -> Any:
+    try:
+        return torch.load(file, map_location=map_location, weights_only=True)
+    except OSError as error:  # of offsets past the end; not of the file's name or rights
+        raise EOFError(str(error)) from error
 
 
 def _in_words(found: Any) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
 
 from lingp.inference import FunctionSpace, LinearizedLaplace
+from lingp.inference.evidence import evidence
 from lingp.inference.iterative import BoundIterative
 from lingp.inference.memory import format_bytes
 from lingp.inference.sparse import BoundSparse
@@ -37,7 +38,7 @@ GP = TypeVar("GP", bound=StorableNetwork)
 IncludeData = Literal["auto"] | bool
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class SavedFile:
     """What `save` wrote.
 
@@ -95,6 +96,7 @@ def save(gp: StorableNetwork, path: PathLike, include_data: IncludeData = "auto"
         "posterior": posterior_to_plain(posterior, with_root=with_data),
         "shift": to_plain(shift),
         "mode": None,
+        "evidence": None,
         "left_out": None,
         "data": None,
     }
@@ -108,6 +110,9 @@ def save(gp: StorableNetwork, path: PathLike, include_data: IncludeData = "auto"
             "factor_bytes": training.factor_bytes,
             "chunk_bytes": training.chunk_bytes,
         }
+        content["evidence"] = to_plain(evidence(laplace))
+        if mode is not None:
+            content["mode"] = to_plain(dataclasses.replace(mode, outputs=mode.outputs[:0]))
     words = _in_words(laplace, with_data)
     return SavedFile(os.fspath(path), write(path, {"training_data": words, **content}), words)
 
@@ -126,7 +131,8 @@ def load(
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: got {type(net).__name__}; expected a torch.nn.Module")
     content = read(path, map_location)
-    options = {name: from_plain(value) for name, value in content["options"].items()}
+    options = {**content["options"], "dtype": from_plain(content["options"]["dtype"])}
+    options["inference"] = option_from_plain(options["inference"])
     own_net = frozen_copy(unwrapped(net))
     described = architecture.describe(own_net)
     architecture.check_same(content["architecture"], described, os.fspath(path))
@@ -136,7 +142,7 @@ def load(
         own_net,
         hyperparameters.build(content["likelihood"], likelihood, "likelihood"),
         prior=hyperparameters.build(content["prior"], prior, "prior"),
-        **{**options, "inference": option_from_plain(content["options"]["inference"])},
+        **options,
     )
     gp.linearized.output_shape = torch.Size(content["output_shape"])
     hyperparameters.set_values(gp.prior, content["prior"], "prior")
@@ -185,6 +191,8 @@ def _without_its_data(
         gp.sites,
         saved_posterior=posterior_from_plain(content["posterior"], training, method),
         saved_shift=content["shift"],
+        saved_mode=from_plain(content["mode"]),
+        saved_evidence=from_plain(content["evidence"]),
     )
     return data, laplace
 

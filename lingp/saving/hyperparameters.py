@@ -16,16 +16,16 @@ import torch
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
 from gpytorch.utils.transforms import inv_sigmoid, inv_softplus
 from torch import Tensor, nn
-from torch.nn.functional import softplus
 
 from lingp import likelihoods, priors
 from lingp.likelihoods.tempered import TemperedQuadratic
 from lingp.saving.codec import own
 from lingp.saving.errors import SavedFileError
 
+# to raw values and back; without the first a constraint has no transform at all
 _TRANSFORMS: dict[str, tuple[Any, Any]] = {
     "exp": (torch.exp, torch.log),
-    "softplus": (softplus, inv_softplus),
+    "softplus": (nn.Softplus(), inv_softplus),
     "sigmoid": (torch.sigmoid, inv_sigmoid),
     "none": (None, None),
 }
@@ -226,5 +226,14 @@ def _constraint_from(plain: dict[str, Any]) -> Interval:
 
 def _transform_of(constraint: Interval) -> str | None:
     """The name of a constraint's transform; None for one of the user's own."""
-    found = (constraint._transform, constraint._inv_transform)
-    return next((name for name, pair in _TRANSFORMS.items() if pair == found), None)
+    forward, inverse = constraint._transform, constraint._inv_transform
+    if forward is None:
+        return "none"
+    for name, (known, known_inverse) in _TRANSFORMS.items():
+        # GPyTorch's softplus is a module, of which copies are made
+        same = forward == known or (
+            isinstance(forward, nn.Softplus) and repr(forward) == repr(known)
+        )
+        if same and inverse == known_inverse:
+            return name
+    return None

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lingp.inference import Evidence, LinearizedLaplace, Mode, Posterior, Solution, TrainingSet
 from lingp.inference.batches import Batch
+from lingp.inference.evidence import evidence
 from lingp.inference.origin import Origin
 from lingp.inference.shards import Shards
 from lingp.likelihoods import CurvatureRoot, Likelihood
@@ -126,8 +127,11 @@ class LaplaceLeftOut(LinearizedLaplace):
     def curvature_root(self) -> CurvatureRoot:
         _refuse("The curvature at the training data")
 
+    def log_marginal_likelihood(self) -> Tensor:
+        _refuse("A differentiable evidence (evidence() has its value)")
+
     def solution(self) -> Solution:
-        _refuse("The evidence, leave-one-out or another choice of hyperparameters")
+        _refuse("A derivative of the evidence, leave-one-out or another search")
 
     def prior_outputs(self) -> Tensor:
         _refuse("The prior's mean at the training data")
@@ -146,6 +150,14 @@ class LaplaceLeftOut(LinearizedLaplace):
         )
         if not same:
             _refuse("A posterior for other hyperparameters than those it was saved with")
+
+
+@evidence.register
+def _(laplace: LaplaceLeftOut) -> Evidence:
+    """As it was when the GP was saved."""
+    laplace.posterior()  # raises where hyperparameters have changed
+    assert laplace.saved_evidence is not None
+    return laplace.saved_evidence
 
 
 def _refuse(what: str) -> NoReturn:

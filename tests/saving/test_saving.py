@@ -1,0 +1,457 @@
+"""What is in a saved file, and what a loaded GP can do."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import re
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
+from saved_cases import KINDS, make_inputs, make_net, results
+from torch import nn
+
+import lingp
+from lingp.likelihoods import (
+    Bernoulli,
+    Categorical,
+    CorrelatedGaussian,
+    Gaussian,
+    KnownNoiseGaussian,
+    StudentT,
+    Tempered,
+)
+from lingp.models import LinearizedGP
+from lingp.priors import Diagonal, Isotropic, Layerwise, UnitWise
+from lingp.saving import DataLeftOutError
+
+X = make_inputs(20)
+Y = X.sum(1, keepdim=True).sin()
+LABELS = (X[:, 0] > 0).long() + (X[:, 1] > 0).long()
+
+
+def make_gp(likelihood="gaussian", outputs=1, y=Y, **options):
+    options = {"prior": 2.0, **options}
+    return LinearizedGP(make_net((outputs,)), likelihood, **options).fit(X, y, progress=False)
+
+
+def same(here, there):
+    assert here.keys() == there.keys()
+    return all(torch.equal(value, there[what]) for what, value in here.items())
+
+
+def through_file(gp, tmp_path, include_data="auto", **options):
+    """The GP after a trip through a file, into a network of other weights."""
+    gp.save(tmp_path / "model.lingp", include_data=include_data)
+    net = make_net(tuple(gp.linearized.output_shape), seed=1)
+    return LinearizedGP.load(tmp_path / "model.lingp", net, **options)
+
+
+def tensors_in(value):
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from tensors_in(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from tensors_in(inner)
+
+
+def leaves_of(value):
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from leaves_of(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from leaves_of(inner)
+    else:
+        yield value
+
+
+def rows_found(content, rows):
+    """How many of some rows of numbers occur in a file, beside each other in any tensor."""
+    found = 0
+    for row in rows:
+        for t in tensors_in(content):
+            flat = t.double().flatten()
+            windows = flat.unfold(0, len(row), 1) if len(flat) >= len(row) else flat[:0]
+            if len(windows) and bool((windows == row).all(1).any()):
+                found += 1
+                break
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_file_has_tensors_numbers_and_words_only(tmp_path, kind):
+    inference, include_data = KINDS[kind]
+    gp = make_gp(Categorical(), 3, LABELS, inference=inference, mean="refit")
+    gp.save(tmp_path / "model.lingp", include_data=include_data)
+    content = torch.load(tmp_path / "model.lingp", weights_only=True)
+    assert content["version"] == 1
+    assert content["lingp"] == lingp.__version__
+    kinds = {type(leaf) for leaf in leaves_of(content)}
+    assert kinds <= {torch.Tensor, int, float, str, bool, type(None)}
+
+
+@pytest.mark.parametrize("mean", ["network", "refit"])
+@pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic"])
+def test_weight_space_file_has_no_training_data(tmp_path, likelihood, mean):
+    outputs = 1 if likelihood == "gaussian" else 2
+    gp = make_gp(likelihood, outputs, inference="weight_space", mean=mean)
+    saved = gp.save(tmp_path / "model.lingp")
+    assert "without the 20 rows of training data" in str(saved)
+    content = torch.load(tmp_path / "model.lingp", weights_only=True)
+    targets = Y.double()
+    assert rows_found(content, X) == 0
+    assert rows_found(content, targets) == 0
+    assert rows_found(content, gp.linearized(X)) == 0
+    gp.save(tmp_path / "model.lingp", include_data=True)
+    content = torch.load(tmp_path / "model.lingp", weights_only=True)
+    assert rows_found(content, X) == len(X)
+    assert rows_found(content, targets) == len(X)
+
+
+def test_sparse_file_has_inducing_inputs_and_says_so(tmp_path):
+    gp = make_gp(inference=lingp.Sparse(4))
+    saved = gp.save(tmp_path / "model.lingp")
+    assert "except for the layers' values at 4 inducing inputs, which are" in str(saved)
+    content = torch.load(tmp_path / "model.lingp", weights_only=True)
+    assert rows_found(content, X) == 4
+    assert rows_found(content, Y) == 0
+
+
+def test_user_given_inducing_inputs_are_not_called_training_inputs(tmp_path):
+    gp = make_gp(inference=lingp.Sparse(inducing=make_inputs(4, seed=5)))
+    saved = gp.save(tmp_path / "model.lingp")
+    assert saved.training_data.endswith("at 4 inducing inputs")
+    back = LinearizedGP.load(tmp_path / "model.lingp", make_net(seed=1))
+    assert same(results(gp), results(back))
+    assert torch.equal(back.inference.inducing, gp.inference.inducing)
+
+
+def test_data_of_removed_rows_are_not_in_the_file(tmp_path):
+    gp = make_gp(inference="function_space").remove_data([3, 4])
+    gp.save(tmp_path / "model.lingp")
+    content = torch.load(tmp_path / "model.lingp", weights_only=True)
+    assert rows_found(content, X) == 18
+    assert rows_found(content, X[3:5]) == 0
+
+
+@pytest.mark.parametrize("include_data", [True, "auto"])
+@pytest.mark.parametrize("inference", ["weight_space", "sparse"])
+def test_repr_says_whether_data_are_there(tmp_path, inference, include_data):
+    back = through_file(make_gp(inference=inference), tmp_path, include_data)
+    expected = "with its training data" if include_data is True else "loaded without the 20 rows"
+    assert expected in repr(back)
+    assert "loaded" not in repr(back.fit(X, Y, progress=False))
+
+
+PRIORS = {
+    "isotropic": lambda: Isotropic(0.3, precision_constraint=GreaterThan(1e-3)),
+    "layerwise": lambda: Layerwise(torch.tensor([0.5, 1.0, 2.0, 4.0])),
+    "layerwise by name": lambda: Layerwise(
+        {"2.bias": 4.0, "0.weight": 1.0, "0.bias": 2.0, "2.weight": 0.5}
+    ),
+    "unit-wise inputs": lambda: UnitWise(torch.linspace(0.5, 2, 8)),
+    "unit-wise outputs": lambda: UnitWise(1.5, "outputs", inputs_first=["2.weight"]),
+    "diagonal": lambda: Diagonal(torch.linspace(0.5, 2, 17)),
+    "mean": lambda: Isotropic(2.0, mean=torch.linspace(-1, 1, 17)),
+    "float32 hyperparameters": lambda: Isotropic(0.3).float(),
+    "fixed": lambda: Isotropic(0.3).requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("inference", ["weight_space", "function_space", "sparse"])
+@pytest.mark.parametrize("name", PRIORS)
+def test_priors(tmp_path, name, inference):
+    gp = make_gp(prior=PRIORS[name](), inference=inference, mean="refit")
+    back = through_file(gp, tmp_path)
+    assert same(results(gp), results(back))
+    assert type(back.prior) is type(gp.prior)
+    for old, new in zip(gp.prior.parameters(), back.prior.parameters(), strict=True):
+        assert torch.equal(old, new)
+        assert (old.dtype, old.requires_grad) == (new.dtype, new.requires_grad)
+    assert torch.equal(gp.prior.variances(), back.prior.variances())
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [Positive(), GreaterThan(1e-4), LessThan(9.0), Interval(0.01, 5.0), Positive(None)],
+    ids=str,
+)
+def test_constraints(tmp_path, constraint):
+    gp = make_gp(Gaussian(0.2, noise_constraint=constraint), inference="weight_space")
+    back = through_file(gp, tmp_path)
+    kept = back.likelihood.raw_noise_constraint
+    assert type(kept) is type(constraint)
+    assert torch.equal(gp.likelihood.noise, back.likelihood.noise)
+    back.likelihood.noise = 0.5
+    torch.testing.assert_close(back.likelihood.noise.item(), 0.5, rtol=1e-6, atol=0)
+
+
+def test_options(tmp_path):
+    gp = make_gp(
+        "categorical",
+        3,
+        LABELS,
+        parameters="2.*",
+        inference=lingp.Iterative(2, num_probes=4, generator=torch.Generator().manual_seed(7)),
+        sites="network",
+        memory_budget=10**8,
+    )
+    back = through_file(gp, tmp_path)
+    assert back.linearized.parameter_names == ["2.weight", "2.bias"]
+    assert back.sites == "network"
+    assert back.memory_budget == 10**8
+    assert back.inference.num_probes == 4
+    assert torch.equal(back.inference.generator.get_state(), gp.inference.generator.get_state())
+    assert str(back.inference_choice) == str(gp.inference_choice)
+    assert same(results(gp), results(back))
+
+
+@pytest.mark.parametrize("inference", ["weight_space", "function_space", "sparse", "iterative"])
+def test_float32(tmp_path, inference):
+    gp = make_gp(inference=inference, dtype=torch.float32)
+    back = through_file(gp, tmp_path)
+    assert back.dtype == torch.float32
+    assert results(back)["latent mean"].dtype == torch.float32
+    assert same(results(gp), results(back))
+
+
+def test_auto_keeps_what_was_chosen(tmp_path):
+    gp = make_gp()
+    back = through_file(gp, tmp_path)
+    assert back.inference == "auto"
+    assert back.inference_choice == gp.inference_choice
+    assert same(results(gp), results(back))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mean", ["network", "refit"])
+def test_after_data_came_and_went(tmp_path, kind, mean):
+    gp = make_gp(inference=KINDS[kind][0], mean=mean)
+    gp.add_data(make_inputs(5, seed=3), torch.ones(5, 1))
+    gp.remove_data([0, 7, 22])
+    here = results(gp)
+    assert same(here, results(through_file(gp, tmp_path, KINDS[kind][1])))
+
+
+@pytest.mark.parametrize("kind", [k for k, v in KINDS.items() if v[1] is True or "func" in k])
+def test_with_data_everything_goes_on(tmp_path, kind):
+    weights = torch.linspace(0.5, 2, 20)
+    y = LABELS.double()
+    y[3] = torch.nan
+    gp = LinearizedGP(make_net((3,)), "categorical", prior=2.0, inference=KINDS[kind][0])
+    gp.fit(X, y, sample_weight=weights, class_weight="balanced", missing="nan", progress=False)
+    back = through_file(gp, tmp_path, True)
+    assert torch.equal(back.log_marginal_likelihood(), gp.log_marginal_likelihood())
+    pairs = [gp, back]
+    assert torch.equal(*(g.leave_one_out().latent_mean for g in pairs))
+    found = [g.optimize_hyperparameters(max_evaluations=5) for g in pairs]
+    assert found[0].value == found[1].value
+    more = make_inputs(4, seed=9), torch.tensor([0.0, 1.0, 2.0, torch.nan])
+    for g in pairs:
+        g.add_data(*more).remove_data([1, 21])
+    assert same(*map(results, pairs))
+    for g in pairs:
+        g.likelihood = Categorical(3)
+    assert same(*map(results, pairs))
+
+
+def test_inputs_of_several_parts(tmp_path):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = nn.Linear(2, 3), nn.Linear(1, 3)
+
+        def forward(self, a, b):
+            return (self.left(a).tanh() * self.right(b)).sum(-1)
+
+    for make in (lambda a, b: (a, b), lambda a, b: [a, b], lambda a, b: {"a": a, "b": b}):
+        x = make(X, Y)
+        gp = LinearizedGP(Two(), inference="function_space").fit(x, Y[:, 0], progress=False)
+        gp.save(tmp_path / "model.lingp")
+        back = LinearizedGP.load(tmp_path / "model.lingp", Two())
+        predictions = [g.predict(x).variance for g in (gp, back)]
+        assert torch.equal(*predictions)
+        assert type(back.laplace.training.inputs[0]) is type(x)
+
+
+def test_network_with_state_of_its_own(tmp_path):
+    def make(seed):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))
+            return net(torch.randn(30, 2)), net
+
+    _, net = make(0)
+    gp = LinearizedGP(net, inference="weight_space").fit(X.float(), Y, progress=False)
+    gp.save(tmp_path / "model.lingp")
+    _, other = make(1)
+    before = {name: t.clone() for name, t in other.state_dict().items()}
+    back = LinearizedGP.load(tmp_path / "model.lingp", other)
+    assert torch.equal(*(g.predict(X).variance for g in (gp, back)))
+    # the user's network stays as it is: weights, mode, whether gradients are wanted
+    assert all(torch.equal(t, before[name]) for name, t in other.state_dict().items())
+    assert other.training
+    assert all(p.requires_grad for p in other.parameters())
+
+
+def test_tables_with_a_norm(tmp_path):
+    def make(seed):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return nn.Sequential(nn.Embedding(6, 3, max_norm=0.7), nn.Flatten(), nn.Linear(6, 1))
+
+    tokens = torch.randint(6, (12, 2), generator=torch.Generator().manual_seed(0))
+    y = tokens.sum(1, keepdim=True).double()
+    gp = LinearizedGP(make(0), inference=lingp.Sparse(5)).fit(tokens, y, progress=False)
+    gp.save(tmp_path / "model.lingp")
+    back = LinearizedGP.load(tmp_path / "model.lingp", make(1))
+    assert torch.equal(*(g.predict(tokens).variance for g in (gp, back)))
+
+
+class TestWithoutData:
+    @pytest.fixture(params=["weight_space", "sparse"])
+    def pair(self, request, tmp_path):
+        gp = make_gp(inference=request.param, mean="refit")
+        return gp, through_file(gp, tmp_path)
+
+    def test_evidence_and_mode_are_kept(self, pair):
+        gp, back = pair
+        assert back.evidence() == gp.evidence()
+        assert str(back.mode()) == str(gp.mode())
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda gp: gp.add_data(X, Y),
+            lambda gp: gp.remove_data([0]),
+            lambda gp: gp.leave_one_out(),
+            lambda gp: gp.log_marginal_likelihood(),
+            lambda gp: gp.optimize_hyperparameters(),
+            lambda gp: gp.optimize_hyperparameters(method="mackay"),
+            lambda gp: gp.optimize_hyperparameters(method="l-bfgs"),
+            lambda gp: gp.optimize_hyperparameters(objective="leave_one_out"),
+            lambda gp: gp.optimize_hyperparameters(validation=(X, Y)),
+        ],
+    )
+    def test_what_takes_data_says_so(self, pair, call):
+        _, back = pair
+        before = results(back)
+        with pytest.raises(DataLeftOutError, match="save it with save\\(path, include_data=True"):
+            call(back)
+        assert same(before, results(back))  # and nothing has changed
+
+    def test_other_hyperparameters_are_noticed(self, pair):
+        _, back = pair
+        before, noise = results(back), back.likelihood.noise.item()
+        back.likelihood.noise = 5.0
+        for call in (back.predict, back.sample, back.posterior, lambda _: back.evidence()):
+            with pytest.raises(DataLeftOutError, match="other hyperparameters"):
+                call(X)
+        back.likelihood.noise = noise
+        assert same(before, results(back))
+        back.prior.precision = 7.0
+        with pytest.raises(DataLeftOutError, match="other hyperparameters"):
+            back.predict(X)
+
+    def test_another_likelihood_is_noticed(self, pair):
+        _, back = pair
+        back.likelihood = StudentT()
+        with pytest.raises(DataLeftOutError, match="another likelihood"):
+            back.predict(X)
+
+    def test_can_be_saved_again(self, pair, tmp_path):
+        gp, back = pair
+        again = through_file(back, tmp_path)
+        assert same(results(gp), results(again))
+        assert again.evidence() == gp.evidence()
+        with pytest.raises(ValueError, match="include_data: got True, but"):
+            back.save(tmp_path / "other.lingp", include_data=True)
+
+    def test_can_be_fitted_again(self, pair):
+        gp, back = pair
+        back.fit(X, Y, progress=False)
+        assert same(results(gp), results(back))
+        back.optimize_hyperparameters()
+
+
+def test_known_quantities_without_data(tmp_path):
+    y = torch.stack([Y[:, 0], torch.full_like(Y[:, 0], 0.2)], -1)
+    gp = make_gp(KnownNoiseGaussian(), 1, y.unsqueeze(1), inference="weight_space")
+    back = through_file(gp, tmp_path)
+    assert torch.equal(*(g.predict(X, known=0.3).variance for g in (gp, back)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda gp: pickle.loads(pickle.dumps(gp))])
+def test_copies_and_pickles(kind, copied, tmp_path):
+    inference, include_data = KINDS[kind]
+    gp = make_gp(
+        Tempered(CorrelatedGaussian([[0.3, 0.1], [0.1, 0.2]]), 2.0),
+        2,
+        torch.cat([Y, Y.square()], 1),
+        inference=inference,
+        mean="refit",
+        prior=UnitWise(),
+    )
+    here = results(gp)
+    assert same(here, results(copied(gp)))
+    assert same(here, results(copied(through_file(gp, tmp_path, include_data))))
+    twin = copied(gp)
+    twin.likelihood.temperature = 3.0  # and the twin is one of its own
+    assert not same(here, results(twin))
+    assert same(here, results(gp))
+
+
+def test_buffers_are_files_too():
+    # joblib and others pickle through such objects
+    buffer = io.BytesIO()
+    gp = make_gp(Bernoulli(), 1, (LABELS > 0).unsqueeze(1))
+    torch.save(gp, buffer)
+    buffer.seek(0)
+    assert same(results(gp), results(torch.load(buffer, weights_only=False)))
+
+
+def test_hyperpriors_take_an_object(tmp_path):
+    def make():
+        prior = Isotropic(1.0)
+        prior.register_prior("gamma", gpytorch.priors.GammaPrior(2.0, 1.0), "precision")
+        return prior
+
+    gp = make_gp(prior=make(), inference="weight_space")
+    with pytest.raises(ValueError, match=re.escape("LinearizedGP.load(path, net, prior=...)")):
+        through_file(gp, tmp_path)
+    given = make()
+    back = through_file(gp, tmp_path, prior=given)
+    assert same(results(gp), results(back))
+    assert given.names is None  # it was copied
+    assert len(list(back.prior.named_priors())) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", KINDS)
+def test_from_one_device_to_the_other(tmp_path, kind):
+    inference, include_data = KINDS[kind]
+    net = make_net().cuda()
+    gp = LinearizedGP(net, inference=inference, mean="refit").fit(X.cuda(), Y.cuda())
+    gp.save(tmp_path / "model.lingp", include_data=include_data)
+    same_device = LinearizedGP.load(tmp_path / "model.lingp", make_net(seed=1))
+    assert same(results(gp), results(same_device))
+    moved = LinearizedGP.load(tmp_path / "model.lingp", make_net(seed=1), map_location="cpu")
+    for what, value in results(gp).items():
+        if what != "draws of the function":
+            torch.testing.assert_close(value.cpu(), results(moved)[what], rtol=1e-8, atol=1e-9)
+
+
+def test_map_location(tmp_path):
+    gp = make_gp(inference="iterative", mean="refit")
+    back = through_file(gp, tmp_path, map_location="cpu")
+    assert same(results(gp), results(back))
+    assert back.linearized.device.type == "cpu"
