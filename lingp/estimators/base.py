@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any, Literal
 
 import numpy as np
@@ -161,6 +162,13 @@ class LinearizedGPEstimator(BaseEstimator):
 
     def _more(self, rows: np.ndarray, targets: np.ndarray) -> Self:
         """Condition on more rows; nothing is trained."""
+        if self.mean == "auto" and self.gp_.mean == "network":
+            warnings.warn(
+                "partial_fit after fit: the mean is that of the network, which is not trained any "
+                'more, so new rows only narrow the error bars; set mean="refit", or call '
+                "partial_fit from the first rows on",
+                stacklevel=3,
+            )
         self.gp_.add_data(self._tensor(rows), torch.from_numpy(targets))
         return self
 
