@@ -96,10 +96,13 @@ def bands(
         output = 1 if prediction.probs.shape[1] == 2 and output == 0 else output
     name, centre = _centre(prediction, labels)
     ends = [_column(end, output)[order] for end in _function(prediction, float(heights[0]))]
+    known = _points(X_train, y_train, output, labels)
+    given = _points(None if y is None else x, y, output, labels, names=("X", "y"))
+    bounds = [] if labels else [prediction.interval(float(level)) for level in heights]
     ax = axes(ax)
     if not labels:
-        for shade, level in enumerate(heights):
-            lower, upper = (_column(end, output)[order] for end in prediction.interval(level))
+        for shade, (level, interval) in enumerate(zip(heights, bounds, strict=True)):
+            lower, upper = (_column(end, output)[order] for end in interval)
             strength = 0.25 + 0.35 * shade / max(1, len(heights) - 1)
             ax.fill_between(
                 at, lower, upper, color=SKY, alpha=strength, linewidth=0, label=f"y, {level:.0%}"
@@ -107,13 +110,15 @@ def bands(
     for end, label in zip(ends, (f"function, {heights[0]:.0%}", None), strict=True):
         ax.plot(at, end, color=VERMILION, linestyle=(0, (4, 1.5)), linewidth=1.2, label=label)
     ax.plot(at, _column(centre, output)[order], color=BLUE, linewidth=1.8, label=name)
-    _points(ax, X_train, y_train, output, "training data", labels, color=BLACK, filled=True)
-    _points(ax, None if y is None else x, y, output, "data at X", labels, color=GREY, filled=False)
+    _draw_points(ax, known, "training data", BLACK, BLACK)
+    _draw_points(ax, given, "data at X", GREY, "none")
     if not labels:
-        _keep_in_view(ax, [v for v in (y_train, y) if v is not None], output)
+        _keep_in_view(ax, [points[1] for points in (known, given) if points is not None])
     ax.set_xlabel("x")
     ax.set_ylabel(f"probability of class {output}" if labels else "y")
     ax.margins(x=0)
+    if labels:
+        ax.set_ylim(-0.04, 1.04)
     tidy(ax)
     legend_above(ax, 5 if y is None else 3, gap=0.04)  # of the axis' power of ten
     return ax
@@ -171,11 +176,11 @@ def _function(prediction: Prediction, level: float) -> tuple[Tensor, Tensor]:
     return lower, upper
 
 
-def _keep_in_view(ax: Axes, targets: list[Any], output: int) -> None:
+def _keep_in_view(ax: Axes, targets: list[Array]) -> None:
     """Not so much of bands that explode that the data can't be seen."""
     if not targets:
         return
-    drawn = np.concatenate([_column(as_array(t, "y", missing=True), output) for t in targets])
+    drawn = np.concatenate(targets)
     low, high = np.nanmin(drawn), np.nanmax(drawn)
     beyond = _VIEW * (high - low)
     if beyond > 0:
@@ -184,24 +189,29 @@ def _keep_in_view(ax: Axes, targets: list[Any], output: int) -> None:
 
 
 def _points(
-    ax: Axes, X: Any, y: Any, output: int, name: str, labels: bool, *, color: str, filled: bool
-) -> None:
+    X: Any, y: Any, output: int, labels: bool, names: tuple[str, str] = ("X_train", "y_train")
+) -> tuple[Array, Array] | None:
+    """Inputs and targets to draw, (n,) each; labels as whether they are this one."""
     if X is None and y is None:
-        return
+        return None
     if X is None or y is None:
-        raise ValueError("X_train and y_train: give both or neither")
-    x, values = inputs_of(X, "X_train", 1)[:, 0], as_array(y, "y", missing=True)
+        raise ValueError(f"{names[0]} and {names[1]}: give both or neither")
+    x, values = inputs_of(X, names[0], 1)[:, 0], as_array(y, names[1], missing=True)
     if len(values) != len(x):
-        raise ValueError(f"y_train: has {len(values)} rows, but X_train has {len(x)}")
-    column = (values.reshape(-1) == output) * 1.0 if labels else _column(values, output)
-    ax.plot(
-        x,
-        column,
-        "o",
-        markersize=3.5,
-        color=color,
-        markerfacecolor=color if filled else "none",
-        label=name,
-        clip_on=not labels,
-        zorder=3,
-    )
+        raise ValueError(f"{names[1]}: has {len(values)} rows, but {names[0]} has {len(x)}")
+    return x, (values.reshape(-1) == output) * 1.0 if labels else _column(values, output)
+
+
+def _draw_points(
+    ax: Axes, points: tuple[Array, Array] | None, name: str, edge: str, face: str
+) -> None:
+    if points is not None:
+        ax.plot(
+            *points,
+            "o",
+            markersize=3.5,
+            color=edge,
+            markerfacecolor=face,
+            label=name,
+            zorder=3,
+        )

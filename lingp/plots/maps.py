@@ -114,7 +114,7 @@ def _draw(ax: Axes, across: Array, up: Array, values: Array, name: str) -> Conto
     low, high = float(values.min()), float(values.max())
     levels = MaxNLocator(20).tick_values(low, high)
     if name.startswith("probability"):
-        levels = np.linspace(0, 1, 21)
+        levels = np.linspace(0, 1, 21).tolist()
     shown = ax.contourf(across, up, values, levels=levels, cmap="cividis")
     ax.figure.colorbar(shown, ax=ax, label=name, pad=0.02, ticks=MaxNLocator(6))
     if not name.endswith("probability") and not name.startswith("probability"):
@@ -127,7 +127,8 @@ def _draw(ax: Axes, across: Array, up: Array, values: Array, name: str) -> Conto
 
 def _boundaries(ax: Axes, across: Array, up: Array, p: Array, output: int | None) -> None:
     """Where one class becomes more probable than all others; that of one class, or all."""
-    for k in range(p.shape[-1]) if output is None else [output]:
+    every = range(1 if p.shape[-1] == 2 else 0, p.shape[-1])  # of two, one boundary
+    for k in every if output is None else [output]:
         lead = p[..., k] - np.delete(p, k, axis=-1).max(axis=-1)
         if lead.min() < 0 < lead.max():
             ax.contour(across, up, lead, levels=[0.0], colors="white", linewidths=1.6)
