@@ -22,9 +22,9 @@ class StorableNetwork(ConditionedNetwork):
     def save(
         self, path: str | os.PathLike[str], *, include_data: Literal["auto"] | bool = "auto"
     ) -> SavedFile:
-        """Write this GP to one file, from which `load` gives the same predictions to the last bit.
+        """Write this GP to one file, from which `load` gives the same predictions.
 
-        The file has the network's weights, prior, likelihood, options and the posterior; tensors,
+        On the same machine, with as many threads, to the last bit. The file has the network's weights, prior, likelihood, options and the posterior; tensors,
         numbers, strings, lists and dicts, which `torch.load(weights_only=True)` reads. It replaces
         an older one in one step.
 

@@ -9,8 +9,12 @@ from torch import Tensor
 
 from lingp.inference import TrainingSet
 from lingp.linearization import Factors, LinearizedNetwork
+from lingp.linearization.inputs import Inputs, num_rows
 from lingp.models.fitting import FittedData
 from lingp.saving.codec import from_plain, own, to_plain
+from lingp.saving.errors import SavedFileError
+
+_LARGEST_SHARE = 1e-2  # of the largest output: more than other machines and precisions make of it
 
 
 @torch.no_grad()
@@ -47,6 +51,7 @@ def data_from_plain(plain: dict[str, Any], data: FittedData) -> None:
     """Put the data of a file into `data`, which has none."""
     linearized = data.linearized
     inputs = [from_plain(x) for x in plain["inputs"]]
+    _check_outputs(linearized, inputs[0], plain["outputs"])
     factors = None
     if plain["factors"] is not None:
         factors = from_plain(plain["factors"])
@@ -65,6 +70,19 @@ def data_from_plain(plain: dict[str, Any], data: FittedData) -> None:
         progress=plain["progress"],
     )
     data.restore(training, plain["given"], plain["sample_weights"])
+
+
+def _check_outputs(linearized: LinearizedNetwork, x: Inputs, outputs: Tensor) -> None:
+    """Raise if the network computes something else: its code may have changed, not its modules."""
+    found, expected = linearized(x), outputs[: num_rows(x)]
+    size = float(expected.abs().max())
+    if found.shape != expected.shape or not torch.allclose(
+        found, expected, rtol=0, atol=_LARGEST_SHARE * size, equal_nan=True
+    ):
+        raise SavedFileError(
+            "net: has the modules and weights of the network in the file, but its outputs at the "
+            "training data are others: its forward() has changed, or what it uses besides weights"
+        )
 
 
 def _factors(linearized: LinearizedNetwork, inputs: list[Any]) -> Factors:

@@ -14,7 +14,7 @@ from lingp.inference.evidence import evidence
 from lingp.inference.iterative import BoundIterative
 from lingp.inference.memory import format_bytes
 from lingp.inference.sparse import BoundSparse
-from lingp.likelihoods import Likelihood
+from lingp.likelihoods import FromDistribution, Likelihood
 from lingp.linearization.frozen import frozen_copy
 from lingp.linearization.selection import unwrapped
 from lingp.models.fitting import FittedData
@@ -79,7 +79,7 @@ def save(gp: StorableNetwork, path: PathLike, include_data: IncludeData = "auto"
     assert data is not None
     content: dict[str, Any] = {
         "architecture": architecture.describe(gp.linearized.network),
-        "network": {name: to_plain(t) for name, t in tensors_of(gp.linearized.network).items()},
+        "network": _network(gp.linearized.network),
         "options": {
             "parameters": list(gp.linearized.parameter_names),
             "inference": inference,
@@ -136,8 +136,9 @@ def load(
     own_net = frozen_copy(unwrapped(net))
     described = architecture.describe(own_net)
     architecture.check_same(content["architecture"], described, os.fspath(path))
-    own_net.to(device=_device(content["network"]), dtype=options["dtype"])
-    set_tensors(own_net, content["network"])
+    values = {name: from_plain(value) for name, value in content["network"].items()}
+    own_net.to(device=_device(values), dtype=options["dtype"])
+    set_tensors(own_net, values)
     gp = cls(
         own_net,
         hyperparameters.build(content["likelihood"], likelihood, "likelihood"),
@@ -147,6 +148,8 @@ def load(
     gp.linearized.output_shape = torch.Size(content["output_shape"])
     hyperparameters.set_values(gp.prior, content["prior"], "prior")
     hyperparameters.set_values(gp.likelihood, content["likelihood"], "likelihood")
+    if isinstance(gp.likelihood, FromDistribution):
+        gp.likelihood.device = gp.linearized.device
     restore = _with_its_data if content["data"] is not None else _without_its_data
     data, laplace = restore(gp, content)
     left_out = content["data"] is None
@@ -229,6 +232,16 @@ def _in_words(laplace: LinearizedLaplace, with_data: bool) -> str:
             f"{inputs} inducing inputs{where}"
         )
     return f"without the {count} rows of training data"
+
+
+def _network(net: nn.Module) -> dict[str, Any]:
+    """All values of a network, by name."""
+    try:
+        return {name: to_plain(value) for name, value in tensors_of(net).items()}
+    except TypeError as error:
+        raise TypeError(
+            f"net: its state_dict() has more than tensors, numbers, strings, lists, dicts: {error}"
+        ) from error
 
 
 def _device(tensors: dict[str, Any]) -> torch.device:

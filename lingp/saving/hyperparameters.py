@@ -81,6 +81,8 @@ _RECIPES: dict[type, Arguments] = {
     likelihoods.Tempered: {},
     TemperedQuadratic: {},
 }
+# what checking targets finds out, beside what it is made of
+_FOUND: dict[type, tuple[str, ...]] = {likelihoods.FromDistribution: ("family", "rule")}
 _BY_NAME = {cls.__name__: cls for cls in _RECIPES}
 
 
@@ -90,6 +92,7 @@ def to_record(module: gpytorch.Module) -> dict[str, Any]:
         **_structure(module),
         "learned": {name: p.requires_grad for name, p in module.named_parameters()},
         "state": {name: own(t) for name, t in module.state_dict().items()},
+        "found": {name: getattr(module, name) for name in _FOUND.get(type(module), ())},
     }
 
 
@@ -150,6 +153,8 @@ def set_values(module: gpytorch.Module, record: dict[str, Any], name: str) -> No
     devices = [state[n].device for n in learned]
     if devices:
         module.to(device=devices[0])  # what isn't in the state goes along
+    for found, value in record["found"].items():
+        setattr(module, found, value)
     for full, value in state.items():
         path, _, leaf = full.rpartition(".")
         owner = module.get_submodule(path)

@@ -32,10 +32,11 @@ KINDS = {
     "iterative": (lingp.Iterative(3), "auto"),
 }
 MEANS = ("network", "refit")
-# every likelihood with every kind, both means with each of them
+FRESH = [kind for kind in KINDS if kind != "sparse, data"]
+# every likelihood with every inference, both means with each of them
 TABLE = {
     f"{name} | {kind}": (name, kind, MEANS[(i + j) % 2])
-    for (i, name), (j, kind) in product(enumerate(LIKELIHOODS), enumerate(KINDS))
+    for (i, name), (j, kind) in product(enumerate(LIKELIHOODS), enumerate(FRESH))
 }
 
 

@@ -11,7 +11,7 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
-from saved_cases import KINDS, make_inputs, make_net, results
+from saved_cases import KINDS, LIKELIHOODS, fitted, loaded, make_inputs, make_net, results
 from torch import nn
 
 import lingp
@@ -26,7 +26,7 @@ from lingp.likelihoods import (
 )
 from lingp.models import LinearizedGP
 from lingp.priors import Diagonal, Isotropic, Layerwise, UnitWise
-from lingp.saving import DataLeftOutError
+from lingp.saving import DataLeftOutError, SavedFileError
 
 X = make_inputs(20)
 Y = X.sum(1, keepdim=True).sin()
@@ -149,6 +149,18 @@ def test_repr_says_whether_data_are_there(tmp_path, inference, include_data):
     expected = "with its training data" if include_data is True else "loaded without the 20 rows"
     assert expected in repr(back)
     assert "loaded" not in repr(back.fit(X, Y, progress=False))
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_likelihoods_are_the_same(tmp_path, name):
+    gp = fitted(name, "weight space", "network")
+    gp.save(tmp_path / "model.lingp")
+    back = loaded(name, tmp_path / "model.lingp")
+    assert repr(back.likelihood) == repr(gp.likelihood)
+    old, new = (dict(g.likelihood.named_parameters()) for g in (gp, back))
+    assert old.keys() == new.keys()
+    assert all(torch.equal(old[k], new[k]) for k in old)
+    assert [p.requires_grad for p in old.values()] == [p.requires_grad for p in new.values()]
 
 
 PRIORS = {
@@ -433,6 +445,37 @@ def test_hyperpriors_take_an_object(tmp_path):
     assert same(results(gp), results(back))
     assert given.names is None  # it was copied
     assert len(list(back.prior.named_priors())) == 1
+
+
+class Turned(nn.Module):
+    """Computes what a number says that isn't among its weights."""
+
+    def __init__(self, turned):
+        super().__init__()
+        self.linear, self.turned = nn.Linear(2, 1), turned
+
+    def forward(self, x):
+        return self.linear(x.flip(1) if self.turned else x)
+
+
+def test_network_whose_code_has_changed(tmp_path):
+    gp = LinearizedGP(Turned(False), inference="function_space").fit(X, Y, progress=False)
+    gp.save(tmp_path / "model.lingp")
+    with pytest.raises(SavedFileError, match=r"its forward\(\) has changed"):
+        LinearizedGP.load(tmp_path / "model.lingp", Turned(True))
+
+
+def test_data_over_processes(tmp_path, monkeypatch):
+    gp = make_gp()
+    monkeypatch.setattr(type(gp.shards), "alone", False)
+    with pytest.raises(ValueError, match="save: not available with a process_group"):
+        gp.save(tmp_path / "model.lingp")
+
+
+def test_trained_with_the_evidence(tmp_path):
+    trained = lingp.train_with_evidence(make_net(), X, Y, epochs=2, progress=False)
+    back = through_file(trained.gp, tmp_path)
+    assert same(results(trained.gp), results(back))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
