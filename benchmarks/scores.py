@@ -1,4 +1,7 @@
-"""Scores of predictions, and means over splits with their standard errors."""
+"""Scores of predictions, and means over splits with their standard errors.
+
+Where `lingp.metrics` has a score it is that one.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,18 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import mannwhitneyu
 
-_BINS = 15
+from lingp.metrics import auroc, brier, calibration_error
+
+__all__ = [
+    "auroc",
+    "cell",
+    "classification",
+    "entropy",
+    "gaussian_nll",
+    "mean_and_error",
+    "softmax_mixture",
+]
 
 
 def classification(probabilities: np.ndarray, y: np.ndarray) -> dict[str, float]:
@@ -20,17 +32,13 @@ def classification(probabilities: np.ndarray, y: np.ndarray) -> dict[str, float]
     accuracy  share of rows whose most probable class is the label
     """
     p = probabilities / probabilities.sum(axis=1, keepdims=True)
-    rows = np.arange(len(y))
-    confidence, correct = p.max(axis=1), p.argmax(axis=1) == y
-    bins = np.clip(np.ceil(confidence * _BINS).astype(int) - 1, 0, _BINS - 1)
-    gap = np.bincount(bins, weights=confidence - correct, minlength=_BINS)
     with np.errstate(divide="ignore"):
-        nll = -np.log(p[rows, y]).mean()
+        nll = -np.log(p[np.arange(len(y)), y]).mean()
     return {
         "nll": float(nll),
-        "brier": float(np.square(p - np.eye(p.shape[1])[y]).sum(axis=1).mean()),
-        "ece": float(np.abs(gap).sum() / len(y)),
-        "accuracy": float(correct.mean()),
+        "brier": brier(p, y),
+        "ece": calibration_error(p, y),
+        "accuracy": float((p.argmax(axis=1) == y).mean()),
     }
 
 
@@ -38,12 +46,6 @@ def entropy(probabilities: np.ndarray) -> np.ndarray:
     """Of each row of class probabilities (n x C), in nats."""
     p = probabilities / probabilities.sum(axis=1, keepdims=True)
     return -(p * np.log(np.where(p > 0, p, 1))).sum(axis=1)
-
-
-def auroc(inside: np.ndarray, outside: np.ndarray) -> float:
-    """Probability that a row from outside has the larger value; ties count half."""
-    wins = mannwhitneyu(outside, inside).statistic
-    return float(wins / (len(inside) * len(outside)))
 
 
 def gaussian_nll(mean: np.ndarray, variance: np.ndarray, y: np.ndarray) -> float:
