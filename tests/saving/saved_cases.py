@@ -57,6 +57,11 @@ def make_inputs(num_data: int = 10, seed: int = 0) -> torch.Tensor:
     return torch.randn(num_data, 2, generator=generator, dtype=torch.float64)
 
 
+X = make_inputs(20)
+Y = X.sum(1, keepdim=True).sin()
+LABELS = (X[:, 0] > 0).long() + (X[:, 1] > 0).long()
+
+
 def fitted(name: str, kind: str, mean: str) -> LinearizedGP:
     """A GP on random data, of its own."""
     case, (inference, _) = LIKELIHOODS[name], KINDS[kind]
@@ -91,6 +96,25 @@ def results(gp: LinearizedGP, *, moments: bool = False) -> dict[str, torch.Tenso
         found["posterior"] = gp.posterior(X).covariance_matrix
         found["draws"] = prediction.sample(2, generator=generator)
     return {name: value.detach().clone() for name, value in found.items()}
+
+
+def same(here: dict[str, torch.Tensor], there: dict[str, torch.Tensor]) -> bool:
+    """Whether two GPs predict the same bits."""
+    assert here.keys() == there.keys()
+    return all(torch.equal(value, there[what]) for what, value in here.items())
+
+
+def make_gp(likelihood="gaussian", outputs=1, y=Y, **options) -> LinearizedGP:
+    """A GP on X and y."""
+    options = {"prior": 2.0, **options}
+    return LinearizedGP(make_net((outputs,)), likelihood, **options).fit(X, y, progress=False)
+
+
+def through_file(gp, tmp_path, include_data="auto", **options) -> LinearizedGP:
+    """The GP after a trip through a file, into a network of other weights."""
+    gp.save(tmp_path / "model.lingp", include_data=include_data)
+    net = make_net(tuple(gp.linearized.output_shape), seed=1)
+    return LinearizedGP.load(tmp_path / "model.lingp", net, **options)
 
 
 def results_of(gp: LinearizedGP, name: str, kind: str) -> dict[str, torch.Tensor]:

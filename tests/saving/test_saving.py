@@ -2,52 +2,37 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
 import re
 
 import gpytorch
 import pytest
 import torch
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
-from saved_cases import KINDS, LIKELIHOODS, fitted, loaded, make_inputs, make_net, results
+from saved_cases import (
+    KINDS,
+    LABELS,
+    LIKELIHOODS,
+    X,
+    Y,
+    fitted,
+    loaded,
+    make_gp,
+    make_inputs,
+    make_net,
+    results,
+    same,
+    through_file,
+)
 from torch import nn
 
 import lingp
 from lingp.likelihoods import (
-    Bernoulli,
     Categorical,
-    CorrelatedGaussian,
     Gaussian,
-    KnownNoiseGaussian,
-    StudentT,
-    Tempered,
 )
 from lingp.models import LinearizedGP
 from lingp.priors import Diagonal, Isotropic, Layerwise, UnitWise
-from lingp.saving import DataLeftOutError, SavedFileError
-
-X = make_inputs(20)
-Y = X.sum(1, keepdim=True).sin()
-LABELS = (X[:, 0] > 0).long() + (X[:, 1] > 0).long()
-
-
-def make_gp(likelihood="gaussian", outputs=1, y=Y, **options):
-    options = {"prior": 2.0, **options}
-    return LinearizedGP(make_net((outputs,)), likelihood, **options).fit(X, y, progress=False)
-
-
-def same(here, there):
-    assert here.keys() == there.keys()
-    return all(torch.equal(value, there[what]) for what, value in here.items())
-
-
-def through_file(gp, tmp_path, include_data="auto", **options):
-    """The GP after a trip through a file, into a network of other weights."""
-    gp.save(tmp_path / "model.lingp", include_data=include_data)
-    net = make_net(tuple(gp.linearized.output_shape), seed=1)
-    return LinearizedGP.load(tmp_path / "model.lingp", net, **options)
+from lingp.saving import SavedFileError
 
 
 def tensors_in(value):
@@ -326,109 +311,6 @@ def test_tables_with_a_norm(tmp_path):
     gp.save(tmp_path / "model.lingp")
     back = LinearizedGP.load(tmp_path / "model.lingp", make(1))
     assert torch.equal(*(g.predict(tokens).variance for g in (gp, back)))
-
-
-class TestWithoutData:
-    @pytest.fixture(params=["weight_space", "sparse"])
-    def pair(self, request, tmp_path):
-        gp = make_gp(inference=request.param, mean="refit")
-        return gp, through_file(gp, tmp_path)
-
-    def test_evidence_and_mode_are_kept(self, pair):
-        gp, back = pair
-        assert back.evidence() == gp.evidence()
-        assert str(back.mode()) == str(gp.mode())
-
-    @pytest.mark.parametrize(
-        "call",
-        [
-            lambda gp: gp.add_data(X, Y),
-            lambda gp: gp.remove_data([0]),
-            lambda gp: gp.leave_one_out(),
-            lambda gp: gp.log_marginal_likelihood(),
-            lambda gp: gp.optimize_hyperparameters(),
-            lambda gp: gp.optimize_hyperparameters(method="mackay"),
-            lambda gp: gp.optimize_hyperparameters(method="l-bfgs"),
-            lambda gp: gp.optimize_hyperparameters(objective="leave_one_out"),
-            lambda gp: gp.optimize_hyperparameters(validation=(X, Y)),
-        ],
-    )
-    def test_what_takes_data_says_so(self, pair, call):
-        _, back = pair
-        before = results(back)
-        with pytest.raises(DataLeftOutError, match="save it with save\\(path, include_data=True"):
-            call(back)
-        assert same(before, results(back))  # and nothing has changed
-
-    def test_other_hyperparameters_are_noticed(self, pair):
-        _, back = pair
-        before, noise = results(back), back.likelihood.noise.item()
-        back.likelihood.noise = 5.0
-        for call in (back.predict, back.sample, back.posterior, lambda _: back.evidence()):
-            with pytest.raises(DataLeftOutError, match="other hyperparameters"):
-                call(X)
-        back.likelihood.noise = noise
-        assert same(before, results(back))
-        back.prior.precision = 7.0
-        with pytest.raises(DataLeftOutError, match="other hyperparameters"):
-            back.predict(X)
-
-    def test_another_likelihood_is_noticed(self, pair):
-        _, back = pair
-        back.likelihood = StudentT()
-        with pytest.raises(DataLeftOutError, match="another likelihood"):
-            back.predict(X)
-
-    def test_can_be_saved_again(self, pair, tmp_path):
-        gp, back = pair
-        again = through_file(back, tmp_path)
-        assert same(results(gp), results(again))
-        assert again.evidence() == gp.evidence()
-        with pytest.raises(ValueError, match="include_data: got True, but"):
-            back.save(tmp_path / "other.lingp", include_data=True)
-
-    def test_can_be_fitted_again(self, pair):
-        gp, back = pair
-        back.fit(X, Y, progress=False)
-        assert same(results(gp), results(back))
-        back.optimize_hyperparameters()
-
-
-def test_known_quantities_without_data(tmp_path):
-    y = torch.stack([Y[:, 0], torch.full_like(Y[:, 0], 0.2)], -1)
-    gp = make_gp(KnownNoiseGaussian(), 1, y.unsqueeze(1), inference="weight_space")
-    back = through_file(gp, tmp_path)
-    assert torch.equal(*(g.predict(X, known=0.3).variance for g in (gp, back)))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda gp: pickle.loads(pickle.dumps(gp))])
-def test_copies_and_pickles(kind, copied, tmp_path):
-    inference, include_data = KINDS[kind]
-    gp = make_gp(
-        Tempered(CorrelatedGaussian([[0.3, 0.1], [0.1, 0.2]]), 2.0),
-        2,
-        torch.cat([Y, Y.square()], 1),
-        inference=inference,
-        mean="refit",
-        prior=UnitWise(),
-    )
-    here = results(gp)
-    assert same(here, results(copied(gp)))
-    assert same(here, results(copied(through_file(gp, tmp_path, include_data))))
-    twin = copied(gp)
-    twin.likelihood.temperature = 3.0  # and the twin is one of its own
-    assert not same(here, results(twin))
-    assert same(here, results(gp))
-
-
-def test_buffers_are_files_too():
-    # joblib and others pickle through such objects
-    buffer = io.BytesIO()
-    gp = make_gp(Bernoulli(), 1, (LABELS > 0).unsqueeze(1))
-    torch.save(gp, buffer)
-    buffer.seek(0)
-    assert same(results(gp), results(torch.load(buffer, weights_only=False)))
 
 
 def test_hyperpriors_take_an_object(tmp_path):
