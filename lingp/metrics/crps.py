@@ -13,8 +13,8 @@ from lingp.likelihoods.predictives.heteroscedastic import HeteroscedasticPredict
 from lingp.likelihoods.predictives.labels import LabelPredictive
 from lingp.metrics.arguments import Reduction, as_array, reduced
 from lingp.metrics.crps_counts import crps_of_counts
+from lingp.metrics.crps_nodes import crps_of_mixture
 from lingp.metrics.crps_of import crps_gaussian, crps_samples
-from lingp.metrics.crps_quadrature import crps_of_mixture, crps_of_reals
 from lingp.metrics.targets import checked_targets
 from lingp.models import Prediction
 
@@ -90,7 +90,7 @@ def _exact(prediction: Prediction, values: Tensor, known: Tensor | None) -> Tens
         return crps_of_mixture(predictive, values)
     if isinstance(predictive, ElementwisePredictive):
         if predictive.likelihood.cdf_support == "reals":
-            return crps_of_reals(predictive, values, known)
+            return crps_of_mixture(predictive, values)
         if predictive.likelihood.cdf_support == "counts":
             return crps_of_counts(predictive, values, known)
     raise TypeError(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
 from lingp.likelihoods import NegativeBinomial, Poisson
 from lingp.likelihoods.predictives.elementwise import ElementwisePredictive
 from lingp.likelihoods.predictives.quadrature import adapt
-from lingp.metrics.crps_quadrature import LEAST, cdf_at, in_double, rows_of
+from lingp.metrics.crps_quadrature import LEAST, cdf_at, in_double
 
 _TOLERANCE = 1e-7
 _ONE_BY_ONE = 64  # counts summed; larger ones of unbounded counts are integrated
@@ -25,7 +27,9 @@ def crps_of_counts(predictive: ElementwisePredictive, y: Tensor, known: Tensor |
     Euler and Maclaurin's formula, with its first correction).
     """
     targets = torch.where(y.isnan(), 0.0, y).double()
-    precise = rows_of(in_double(predictive), slice(None), None if known is None else known.double())
+    precise = in_double(predictive)
+    if known is not None:
+        precise = dataclasses.replace(precise, known=known.double())
     last = torch.maximum(precise.interval(1 - 2 * LEAST)[1], targets) + 1  # excluded
     smooth = isinstance(predictive.likelihood, Poisson | NegativeBinomial)
     ends = last.clamp(max=_ONE_BY_ONE) if smooth else last

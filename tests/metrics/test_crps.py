@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from gpytorch.constraints import GreaterThan
 from scipy import integrate, stats
+from scipy.special import ndtr
 
 from lingp import LinearizedGP
 from lingp.likelihoods import (
@@ -23,7 +25,8 @@ from lingp.likelihoods import (
 )
 from lingp.metrics import crps, crps_gaussian, crps_mixture, crps_samples
 from lingp.metrics.crps_counts import crps_of_counts
-from lingp.metrics.crps_quadrature import crps_of_mixture, crps_of_reals
+from lingp.metrics.crps_nodes import crps_of_mixture
+from lingp.metrics.crps_quadrature import crps_of_reals
 from lingp.models import Prediction
 from lingp.models.layout import TargetLayout
 
@@ -107,28 +110,67 @@ def test_heteroscedastic_is_the_integral_of_the_mixture():
         assert found[row].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_two_ways_for_a_mixture_agree_where_the_mean_moves_more_than_the_noise():
-    likelihood = Heteroscedastic()
+def test_two_ways_for_a_mixture_agree():
     mean, covariance = normal_rows(2, 2, seed=1)
-    # f₁ follows f₂ all but exactly: too narrow for the nodes, by the distribution function then
-    covariance[0] = torch.tensor([[400.0, 20.0], [20.0, 1.0 + 1e-7]])
-    y = torch.tensor([[0.5], [0.1]], dtype=torch.float64)
-    predictive = likelihood.predictive(mean, covariance)
+    y = torch.tensor([[0.5], [-4.0]], dtype=torch.float64)
+    predictive = Heteroscedastic().predictive(mean, covariance)
     with torch.no_grad():
         found = crps_of_mixture(predictive, y)
-        expected = crps_of_reals(predictive, y, None)
+        expected = crps_of_reals(predictive, y)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
 
 
-def test_student_t_without_uncertainty_is_the_integral():
-    likelihood = StudentT(degrees_of_freedom=2.5, scale=0.8)
+def test_means_that_move_by_more_than_the_noise_from_node_to_node():
+    # f₁ follows f₂ all but exactly
+    mean = torch.tensor([[0.0, 0.0]], dtype=torch.float64)
+    covariance = torch.tensor([[[400.0, 20.0], [20.0, 1.0 + 1e-7]]], dtype=torch.float64)
+    likelihood = Heteroscedastic()
+    found = crps(predicted(likelihood, mean, covariance, (2,)), [[0.5]])
+    z = np.linspace(-7, 7, 1401)
+    weight = stats.norm.pdf(z) * (z[1] - z[0])
+    g = likelihood.precision(torch.as_tensor(math.sqrt(1 + 1e-7) * z)).detach().numpy()
+    centre = 20 / math.sqrt(1 + 1e-7) * z / g
+    spread = np.sqrt(1 / g + (400 - 400 / (1 + 1e-7)) / g**2)
+    expected = 0.0
+    for end, sign in ((-1, 1), (1, -1)):
+        # from y outwards; far tails count little and are drawn out
+        x = 0.5 + end * np.sinh(np.linspace(0, 9, 2500))
+        below = ndtr((x[:, None] - centre) / spread) @ weight
+        part = below if sign == 1 else 1 - below
+        expected += abs(integrate.trapezoid(part**2, x))
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("freedom", [2.1, 5.0, 300.0])
+def test_student_t_without_uncertainty_is_the_integral(freedom):
+    likelihood = StudentT(degrees_of_freedom=freedom, scale=0.8)
     mean = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     prediction = predicted(likelihood, mean, torch.zeros(2, 1, 1, dtype=torch.float64))
     found = crps(prediction, torch.tensor([0.3, 30.0]).double(), reduction="none")
     for row, y in enumerate([0.3, 30.0]):
-        law = stats.t(2.5, loc=float(mean[row]), scale=0.8)
+        law = stats.t(freedom, loc=float(mean[row]), scale=0.8)
         expected = by_integration(law.cdf, y, -math.inf, math.inf)
         assert found.flat[row] == pytest.approx(expected, rel=1e-6)
+
+
+def test_two_ways_for_student_t_agree():
+    mean, covariance = normal_rows(3, 2)
+    likelihood = StudentT(degrees_of_freedom=[2.5, 8.0], scale=[0.3, 2.0])
+    y = torch.tensor([[0.5, -9.0], [0.1, 0.0], [7.0, 1.0]], dtype=torch.float64)
+    predictive = likelihood.predictive(mean, covariance)
+    with torch.no_grad():
+        found = crps_of_mixture(predictive, y)
+        expected = crps_of_reals(predictive, y)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+def test_student_t_with_hardly_a_mean():
+    constraint = GreaterThan(0.5, transform=torch.exp, inv_transform=torch.log)
+    likelihood = StudentT(1.0, degrees_of_freedom_constraint=constraint)
+    prediction = predicted(likelihood, torch.zeros(1, 1).double(), torch.zeros(1, 1, 1).double())
+    expected = by_integration(stats.cauchy.cdf, 0.4, -math.inf, math.inf)
+    # its tails count down to a probability of 1e-7
+    assert crps(prediction, [0.4]) == pytest.approx(expected, rel=1e-6)
 
 
 def of_counts(pmf):
