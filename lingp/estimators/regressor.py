@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import warnings
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from gpytorch.constraints import GreaterThan
 from sklearn.base import RegressorMixin
 from sklearn.utils import Tags
 from sklearn.utils.validation import column_or_1d
@@ -16,15 +13,13 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from lingp.estimators.base import LinearizedGPEstimator, random_numbers
+from lingp.estimators.noise import gaussian_noise
 from lingp.estimators.scaling import Standardizer
-from lingp.likelihoods import Gaussian, Heteroscedastic, Likelihood
-from lingp.models import Prediction
+from lingp.estimators.spread import array, between_rows, columns, standard_deviations
+from lingp.likelihoods import Heteroscedastic, Likelihood
 from lingp.models.choice import Inference
 from lingp.priors import Prior
 from lingp.training import initialize_head
-
-_WITHIN_ONE_STD = math.erf(math.sqrt(0.5))  # probability
-_FLOOR = 2e-3  # noise variance of constant targets, relative to their mean square
 
 
 class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
@@ -199,11 +194,14 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
         x = self._new_inputs(X)
         prediction = self._prediction(x)
         points = prediction.median if self.heteroscedastic else prediction.mean
-        mean = self._in_units(_columns(points))
+        mean = self._in_units(columns(points))
         if not (return_std or return_cov):
             return mean
-        std = _array(self._spread(prediction)) * self.y_scaler_.scale
-        return mean, self._shaped(self._covariance(x, std) if return_cov else std)
+        std = array(standard_deviations(prediction))
+        if return_std:
+            return mean, self._shaped(std * self.y_scaler_.scale)
+        covariance = between_rows(self.gp_, x, std)
+        return mean, self._shaped(covariance * self.y_scaler_.scale**2)
 
     def predict_interval(self, X: Any, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper ends of the central intervals that hold the targets.
@@ -223,7 +221,7 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
             (n,) or (n, T) each.
         """
         lower, upper = self._prediction(self._new_inputs(X)).interval(level)
-        return self._in_units(_columns(lower)), self._in_units(_columns(upper))
+        return self._in_units(columns(lower)), self._in_units(columns(upper))
 
     def sample_y(
         self, X: Any, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0
@@ -265,7 +263,10 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
             self.y_scaler_ = Standardizer.of(targets, divide_constants=True)
         else:
             self.y_scaler_ = Standardizer.identity(targets)
-        likelihood = Heteroscedastic() if self.heteroscedastic else self._gaussian(targets)
+        if self.heteroscedastic:
+            likelihood: Likelihood = Heteroscedastic()
+        else:
+            likelihood = gaussian_noise(targets, self.y_scaler_)
         outputs = targets.shape[1] * (2 if self.heteroscedastic else 1)
         standard = self.y_scaler_.transform(targets)
         self._train(rows, standard, likelihood, outputs, streaming=streaming)
@@ -279,25 +280,6 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
         if reset:
             self._flat = targets.ndim == 1
         return rows, targets.astype(np.float64).reshape(len(targets), -1)
-
-    def _gaussian(self, targets: np.ndarray) -> Likelihood:
-        """Noise of each target, with a floor for those that are all the same."""
-        constant = self.y_scaler_.constant
-        if not constant.any():
-            return Gaussian([1.0] * len(constant) if len(constant) > 1 else 1.0)
-        which = f"targets {np.flatnonzero(constant).tolist()} are" if len(constant) > 1 else "it is"
-        warnings.warn(
-            f"y: {which} the same in all rows, so that no noise can be learned; its standard "
-            f"deviation is held at {math.sqrt(_FLOOR):.0%} of the target's size, or more",
-            stacklevel=4,
-        )
-        # in the units that the network sees
-        size = np.where(targets[0] == 0, 1.0, np.abs(targets[0]) / self.y_scaler_.scale)
-        floor = torch.as_tensor(np.where(constant, _FLOOR * size**2, 0.0))
-        noise = floor.clamp(min=0.5).mul(2)
-        if len(constant) == 1:
-            floor, noise = floor.squeeze(0), noise.squeeze(0)
-        return Gaussian(noise, noise_constraint=GreaterThan(floor))
 
     def _initialize(self, network: nn.Module) -> None:
         if self.heteroscedastic:
@@ -313,44 +295,7 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
 
     def _in_units(self, values: Tensor) -> np.ndarray:
         """Targets (..., n, T) in standard units, in those of the data and the shape of `fit`'s."""
-        return self._shaped(self.y_scaler_.undo(_array(values)))
+        return self._shaped(self.y_scaler_.undo(array(values)))
 
     def _shaped(self, values: np.ndarray) -> np.ndarray:
         return values[..., 0] if self._flat else values
-
-    def _spread(self, prediction: Prediction) -> Tensor:
-        """Standard deviations in standard units, (n, T)."""
-        if not self.heteroscedastic:
-            return _columns(prediction.stddev)
-        lower, upper = prediction.interval(_WITHIN_ONE_STD)
-        return _columns(upper - lower) / 2
-
-    def _covariance(self, x: Tensor, std: np.ndarray) -> np.ndarray:
-        """Between rows, (n, n, T); `std` (n, T)."""
-        if not self.heteroscedastic:
-            joint = _array(self.gp_.predict_joint(x).covariance)
-            return _between_rows(joint, len(std)) * self.y_scaler_.scale**2
-        # of y = f₁ / g + noise at the mean of f₂; variances are those of the mixture
-        latent = self.gp_.posterior(x)
-        precision = _array(self.gp_.likelihood.precision(latent.mean.chunk(2, -1)[1]))
-        first = _between_rows(_array(latent.covariance_matrix), len(std))[..., : std.shape[1]]
-        covariance = first / (precision[:, None] * precision)
-        rows = np.arange(len(std))
-        covariance[rows, rows] += 1 / precision
-        ratio = std / np.sqrt(covariance[rows, rows])
-        return covariance * ratio[:, None] * ratio
-
-
-def _between_rows(joint: np.ndarray, num_rows: int) -> np.ndarray:
-    """(n·C x n·C) covariance of all outputs as (n, n, C), each output with itself."""
-    blocks = joint.reshape(num_rows, -1, num_rows, len(joint) // num_rows)
-    return blocks.diagonal(axis1=1, axis2=3).copy()
-
-
-def _array(values: Tensor) -> np.ndarray:
-    return values.detach().cpu().double().numpy()
-
-
-def _columns(values: Tensor) -> Tensor:
-    """(n,) or (n, ...) as (n, T)."""
-    return values.reshape(len(values), -1)
