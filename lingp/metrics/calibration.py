@@ -88,6 +88,11 @@ def calibration_error(
     classwise
         Mean over classes k of the error of P(class k), binned by itself, instead of that of the
         largest probability.
+
+    Examples
+    --------
+    >>> round(calibration_error([[0.9, 0.1]] * 4, [0, 0, 0, 1]), 4)
+    0.15
     """
     p, y = class_probabilities(probs, labels)
     _check_bins(num_bins, binning)

@@ -27,6 +27,11 @@ def brier(probs: Any, labels: Any, *, reduction: Reduction = "mean") -> Any:
         Column of each row's class, (n,).
     reduction
         "mean" over rows, or "none": one value per row.
+
+    Examples
+    --------
+    >>> round(brier([[0.8, 0.1, 0.1]], [0]), 4)
+    0.06
     """
     p, y = class_probabilities(probs, labels)
     return reduced(np.square(p - np.eye(p.shape[1])[y]).sum(axis=1), reduction)
@@ -44,6 +49,11 @@ def auroc(scores_in: Any, scores_out: Any) -> float:
     ----------
     scores_in, scores_out
         Of rows like the training data and of others, 1-D, any numbers of them.
+
+    Examples
+    --------
+    >>> auroc([0.1, 0.3], [0.2, 0.9])
+    0.75
     """
     inside, outside = as_array(scores_in, "scores_in"), as_array(scores_out, "scores_out")
     for name, array in (("scores_in", inside), ("scores_out", outside)):

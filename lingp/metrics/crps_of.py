@@ -32,6 +32,11 @@ def crps_gaussian(mean: Any, stddev: Any, y: Any, *, reduction: Reduction = "mea
         Of one shape; NaN in y: not scored.
     reduction
         "mean", or "none": one value for each target.
+
+    Examples
+    --------
+    >>> round(crps_gaussian([0.0], [1.0], [0.5]), 4)
+    0.3314
     """
     m, s, t = as_array(mean, "mean"), as_array(stddev, "stddev"), as_array(y, "y", missing=True)
     same_shape(y=t, mean=m, stddev=s)
@@ -60,6 +65,13 @@ def crps_mixture(
         (K,) or (... x K), of sum one; equal by default.
     reduction
         "mean", or "none": one value for each target.
+
+    Examples
+    --------
+    Two members of an ensemble, one target:
+
+    >>> round(crps_mixture([[-1.0, 1.0]], [[0.5, 0.5]], [0.0]), 4)
+    0.3672
     """
     m, s, t = as_array(means, "means"), as_array(stddevs, "stddevs"), as_array(y, "y", missing=True)
     same_shape(means=m, stddevs=s)

@@ -37,6 +37,11 @@ def interval_score(
         The probability the intervals are meant to have, e.g. 0.9.
     reduction
         "mean", or "none": one value for each target.
+
+    Examples
+    --------
+    >>> interval_score([0.0, 1.5], [-1.0, -1.0], [1.0, 1.0], level=0.5, reduction="none")
+    array([2., 4.])
     """
     t, low, high = _checked(y, lower, upper)
     between_zero_and_one(np.asarray(level, dtype=float), "level")

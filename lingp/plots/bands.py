@@ -24,6 +24,7 @@ from lingp.plots.style import (
     VERMILION,
     axes,
     inputs_of,
+    is_of_labels,
     legend_above,
     tidy,
     training_inputs,
@@ -47,7 +48,7 @@ def bands(
     X_train: Any = None,
     y_train: Any = None,
     levels: Sequence[float] = (0.5, 0.95),
-    output: int = 0,
+    output: int | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """Predictive mean, intervals of the targets, and within them those of the function.
@@ -72,7 +73,7 @@ def bands(
         Probabilities of the intervals. Where they explode, the y axis ends at twice the range of
         the data beyond them.
     output
-        Which target (or class) of several.
+        Which target or class of several; the first by default, of two classes the second.
     ax
         Axes to draw on; new ones by default.
     """
@@ -91,9 +92,10 @@ def bands(
         )
     order = np.argsort(x[:, 0], kind="stable")
     at = x[order, 0]
-    labels = prediction.layout.likelihood.num_labels(prediction.layout.output_shape) is not None
-    if labels and prediction.probs.dim() == 2:
-        output = 1 if prediction.probs.shape[1] == 2 and output == 0 else output
+    labels = is_of_labels(prediction)
+    if labels and output is None:
+        output = 1 if prediction.probs.shape[1] == 2 else 0
+    output = output or 0
     name, centre = _centre(prediction, labels)
     ends = [_column(end, output)[order] for end in _function(prediction, float(heights[0]))]
     known = _points(X_train, y_train, output, labels)

@@ -14,6 +14,7 @@ from lingp.plots.style import (
     axes,
     check_gp,
     inputs_of,
+    is_of_labels,
     legend_above,
     training_inputs,
     training_targets,
@@ -87,7 +88,7 @@ def map_2d(
     across, up = np.linspace(x0, x1, resolution), np.linspace(y0, y1, resolution)
     grid = np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
     prediction = gp.predict(torch.as_tensor(grid).to(gp.dtype))
-    labels = prediction.layout.likelihood.num_labels(prediction.layout.output_shape) is not None
+    labels = is_of_labels(prediction)
     chosen = what or ("probability" if labels else "mean")
     values, name = _values(prediction, chosen, output, labels)
     ax = axes(ax, (6.0, 4.6))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lingp.metrics.arguments import Array, as_array
-from lingp.models import LinearizedGP
+from lingp.models import LinearizedGP, Prediction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,6 +88,25 @@ def training_targets(gp: LinearizedGP) -> Array:
     targets = gp.laplace.training.targets
     values = targets[..., 0] if targets.dim() == 3 else targets
     return as_array(values.reshape(len(values), -1), "y_train", missing=True)
+
+
+def is_of_labels(prediction: Prediction) -> bool:
+    """Whether it has class probabilities, of one label per row.
+
+    Raises
+    ------
+    ValueError
+        For several labels per row.
+    """
+    layout = prediction.layout
+    if layout.likelihood.num_labels(layout.output_shape) is None:
+        return False
+    if prediction.probs.dim() != 2:
+        raise ValueError(
+            f"gp: predicts several labels per row, probabilities {tuple(prediction.probs.shape)}; "
+            "pictures are of one label"
+        )
+    return True
 
 
 def check_gp(gp: Any) -> None:
