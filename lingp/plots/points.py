@@ -15,6 +15,9 @@ from lingp.plots.style import BLUE, GREY, VERMILION, axes, legend_above, tidy
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_SIDES = ((1, 0.6), (1, -0.6), (-1, 0.6), (-1, -0.6), (0, 1), (0, -1), (1, 0), (-1, 0))
+_BESIDE, _LETTER, _LINE = 3.5, 5.5, 9.0  # points: half a marker, a digit, a line
+
 
 def leverage(
     gp: LinearizedGP | Influence, *, num_labelled: int = 5, ax: Axes | None = None
@@ -60,17 +63,30 @@ def leverage(
 
 
 def _name(ax: Axes, x: Array, y: Array, rows: NDArray[np.intp]) -> None:
-    """Row numbers beside points, above or below where neighbours are in the way."""
+    """Row numbers beside points, on a side where there is no other number or named point."""
     from matplotlib.patheffects import withStroke
 
-    order = np.argsort(x, kind="stable")
-    for place, n in enumerate(order):
-        offset = (4, 4) if place % 2 == 0 else (4, -10)
+    centres = ax.transData.transform(np.stack([x, y], axis=1)) * 72 / ax.figure.dpi
+    taken = [(centre, np.full(2, _BESIDE)) for centre in centres]  # middles and half sizes
+    for at in np.argsort(x, kind="stable"):
+        text = str(int(rows[at]))
+        half = np.array([_LETTER * len(text), _LINE]) / 2
+        sides = [(_BESIDE + half) * np.array(side) for side in _SIDES]
+        covered = [_overlaps(centres[at] + side, half, taken) for side in sides]
+        side = sides[int(np.argmin(covered))]
+        taken.append((centres[at] + side, half))
         ax.annotate(
-            str(int(rows[n])),
-            (x[n], y[n]),
-            xytext=offset,
+            text,
+            (x[at], y[at]),
+            xytext=tuple(side),
             textcoords="offset points",
-            fontsize="small",
+            ha="center",
+            va="center",
+            fontsize=8,
             path_effects=[withStroke(linewidth=2, foreground="white")],
         )
+
+
+def _overlaps(centre: Array, half: Array, taken: list[tuple[Array, Array]]) -> int:
+    """How many of these boxes a number would lie on."""
+    return sum(bool((np.abs(centre - c) < half + h).all()) for c, h in taken)

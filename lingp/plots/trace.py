@@ -90,6 +90,7 @@ def _hyperparameters(ax: Axes, x: Any, history: History) -> None:
         for name in history[0].hyperparameters
     }
     positive = all((v > 0).all() for v in values.values() if v.size)
+    marker = "o" if len(x) == 1 else ""
     number = 0
     for name, table in values.items():
         many = table.shape[1] > _MOST_LINES - len(values)
@@ -97,17 +98,22 @@ def _hyperparameters(ax: Axes, x: Any, history: History) -> None:
         short = name.split(".")[-1].removeprefix("raw_").replace("_", " ")
         if many:
             ax.fill_between(x, table.min(1), table.max(1), color=color, alpha=0.25, linewidth=0)
-            ax.plot(x, np.median(table, 1), color=color, label=f"{short} (median, range)")
+            middle = np.median(table, axis=1)
+            ax.plot(x, middle, color=color, marker=marker, label=f"{short} (median, range)")
             number += 1
             continue
         for column in range(table.shape[1]):
             label = f"{short} {column}" if table.shape[1] > 1 else short
             dash = DASHES[number % len(DASHES)]
             color = CYCLE[number % len(CYCLE)]
-            ax.plot(x, table[:, column], color=color, linestyle=dash, linewidth=1.5, label=label)
+            ax.plot(x, table[:, column], color=color, linestyle=dash, marker=marker, label=label)
             number += 1
     if positive:
         _log_axis(ax)
+    else:
+        sizes = np.abs(np.concatenate([v.ravel() for v in values.values()]))
+        if (sizes > 0).any():
+            ax.set_yscale("symlog", linthresh=max(sizes[sizes > 0].min(), 1e-3))
     ax.set_ylabel("hyper-\nparameters")
     if number:
         _legend_beside(ax)
