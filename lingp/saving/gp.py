@@ -1,4 +1,18 @@
-"""`LinearizedGP.save` and `LinearizedGP.load`."""
+"""`LinearizedGP.save` and `LinearizedGP.load`.
+
+The file is a dict:
+
+    kind, version, lingp    that it is ours, of which format, and who wrote it
+    training_data           what of them is in the file, in words
+    architecture, network   modules and shapes, to compare with; weights and buffers
+    options, output_shape   what the constructor was given; the shape of one row's output
+    prior, likelihood       class, options, constraints and values (`hyperparameters`)
+    choice, method          the inference that was chosen, and what it keeps (`methods`)
+    posterior, shift, mode  what predictions are made from (`posteriors`), so that none of it is
+                            computed again
+    data                    the training data (`data`), or None; then `left_out` has their sizes
+                            and `evidence` what they said
+"""
 
 from __future__ import annotations
 
@@ -64,7 +78,7 @@ class SavedFile:
 def save(gp: StorableNetwork, path: PathLike, include_data: IncludeData = "auto") -> SavedFile:
     """Write a fitted GP to a file; see `LinearizedGP.save`."""
     laplace = gp.laplace
-    if include_data not in ("auto", True, False):
+    if not (isinstance(include_data, bool) or include_data == "auto"):
         raise ValueError(f'include_data: expected "auto", True or False, got {include_data!r}')
     if not gp.shards.alone:
         raise ValueError(
