@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lingp.inference import Evidence, LinearizedLaplace, Mode, Posterior, Solution, TrainingSet
+from lingp.inference import (
+    DataTerm,
+    Evidence,
+    LinearizedLaplace,
+    Mode,
+    Posterior,
+    Solution,
+    TrainingSet,
+)
 from lingp.inference.batches import Batch
 from lingp.inference.evidence import evidence
 from lingp.inference.origin import Origin
@@ -17,7 +25,7 @@ from lingp.inference.shards import Shards
 from lingp.likelihoods import CurvatureRoot, Likelihood
 from lingp.linearization import Factors, LinearizedNetwork
 from lingp.models.fitting import FittedData
-from lingp.saving.errors import DataLeftOutError
+from lingp.saving.errors import refuse
 
 
 class TrainingSetLeftOut(TrainingSet):
@@ -62,32 +70,32 @@ class TrainingSetLeftOut(TrainingSet):
         return self._num_data
 
     def factors(self) -> Factors:
-        _refuse("The Jacobian of the training data")
+        refuse("the Jacobian at the training data")
 
     def chunks(self) -> Iterator[tuple[slice, Factors]]:
-        _refuse("The Jacobian of the training data")
+        refuse("the Jacobian at the training data")
 
     def factors_at(self, index: Tensor) -> Factors:
-        _refuse("The Jacobian of the training data")
+        refuse("the Jacobian at the training data")
 
     def subset(self, index: Tensor, shards: Shards | None = None) -> TrainingSet:
-        _refuse("A part of the training data")
+        refuse("a part of the data")
 
 
 class FittedDataLeftOut(FittedData):
     """Data that were fitted once and aren't there any more."""
 
     def extend(self, X: Any, y: Any, sample_weight: Any) -> None:
-        _refuse("add_data")
+        refuse("add_data")
 
     def remove(self, rows: Tensor) -> Origin:
-        _refuse("remove_data")
+        refuse("remove_data")
 
     def held_out(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        _refuse("optimize_hyperparameters")
+        refuse("optimize_hyperparameters")
 
     def exchange_likelihood(self, likelihood: Likelihood) -> None:
-        _refuse("another likelihood")
+        refuse("another likelihood")
 
 
 @dataclasses.dataclass
@@ -109,6 +117,11 @@ class LaplaceLeftOut(LinearizedLaplace):
         super().__post_init__()
         self._saved_for = [t.detach().clone() for t in self._values()]
 
+    @property
+    def data_term(self) -> DataTerm:
+        """Not there: what searches or leaves out data begins with it."""
+        refuse("a search for hyperparameters, or leaving out data")
+
     def posterior(self) -> Posterior:
         self._check_same()
         assert self.saved_posterior is not None
@@ -121,20 +134,20 @@ class LaplaceLeftOut(LinearizedLaplace):
     def mode(self) -> Mode:
         self._check_same()
         if self.saved_mode is None:
-            _refuse("mode")
+            refuse("mode")
         return self.saved_mode
 
     def curvature_root(self) -> CurvatureRoot:
-        _refuse("The curvature at the training data")
+        refuse("the curvature at the training data")
 
     def log_marginal_likelihood(self) -> Tensor:
-        _refuse("A differentiable evidence (evidence() has its value)")
+        refuse("log_marginal_likelihood, which can be differentiated (evidence() has its value)")
 
     def solution(self) -> Solution:
-        _refuse("A derivative of the evidence, leave-one-out or another search")
+        refuse("derivatives of the evidence")
 
     def prior_outputs(self) -> Tensor:
-        _refuse("The prior's mean at the training data")
+        refuse("the prior's mean at the training data")
 
     def _values(self) -> list[Tensor]:
         """What the posterior depends on, as far as it can change."""
@@ -149,7 +162,7 @@ class LaplaceLeftOut(LinearizedLaplace):
             for a, b in zip(now, self._saved_for, strict=True)
         )
         if not same:
-            _refuse("A posterior for other hyperparameters than those it was saved with")
+            refuse("a posterior for other hyperparameters than those it was saved with")
 
 
 @evidence.register
@@ -158,7 +171,3 @@ def _(laplace: LaplaceLeftOut) -> Evidence:
     laplace.posterior()  # raises where hyperparameters have changed
     assert laplace.saved_evidence is not None
     return laplace.saved_evidence
-
-
-def _refuse(what: str) -> NoReturn:
-    raise DataLeftOutError(what)
