@@ -32,7 +32,7 @@ KINDS = {
     "iterative": (lingp.Iterative(3), "auto"),
 }
 MEANS = ("network", "refit")
-FRESH = [kind for kind in KINDS if kind != "sparse, data"]
+FRESH = [kind for kind in KINDS if not kind.endswith("data")]
 # every likelihood with every inference, both means with each of them
 TABLE = {
     f"{name} | {kind}": (name, kind, MEANS[(i + j) % 2])

@@ -29,8 +29,10 @@ from lingp.priors import Diagonal, Isotropic, Layerwise, UnitWise
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_likelihoods_are_the_same(tmp_path, name):
     gp = fitted(name, "weight space", "network")
-    gp.save(tmp_path / "model.lingp")
+    gp.save(tmp_path / "model.lingp", include_data=True)
     back = loaded(name, tmp_path / "model.lingp")
+    assert torch.equal(*[g.laplace.training.targets for g in (gp, back)])
+    assert torch.equal(*[g.log_marginal_likelihood() for g in (gp, back)])
     assert repr(back.likelihood) == repr(gp.likelihood)
     old, new = (dict(g.likelihood.named_parameters()) for g in (gp, back))
     assert old.keys() == new.keys()

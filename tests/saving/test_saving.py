@@ -23,6 +23,7 @@ from lingp.likelihoods import (
     Categorical,
 )
 from lingp.models import LinearizedGP
+from lingp.priors import UnitWise
 from lingp.saving import SavedFileError
 
 
@@ -102,6 +103,18 @@ def test_repr_says_whether_data_are_there(tmp_path, inference, include_data):
     expected = "with its training data" if include_data is True else "loaded without the 20 rows"
     assert expected in repr(back)
     assert "loaded" not in repr(back.fit(X, Y, progress=False))
+
+
+@pytest.mark.filterwarnings("ignore:hyperparameters did not converge")  # nor need they
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_hyperparameters_moved(tmp_path, kind):
+    # inducing points stay where those of the fit put them
+    inference, include_data = KINDS[kind]
+    gp = make_gp("gaussian", prior=UnitWise(), inference=inference)
+    gp.optimize_hyperparameters(max_evaluations=2, num_restarts=0)
+    back = through_file(gp, tmp_path, include_data)
+    assert same(results(gp), results(back))
+    assert back.evidence() == gp.evidence()
 
 
 @pytest.mark.parametrize("kind", KINDS)
