@@ -118,6 +118,11 @@ def test_bins_of_equal_width_by_hand():
         assert found == pytest.approx(expected, rel=1e-12)
 
 
+def test_bins_have_their_upper_end():
+    found = reliability([[0.5, 0.5], [0.75, 0.25], [0.76, 0.24], [1.0, 0.0]], [0] * 4, num_bins=4)
+    assert found.counts.tolist() == [0, 1, 1, 2]
+
+
 def test_bins_of_equal_mass_by_hand():
     # confidences 0.5 0.56 | 0.7 0.7 0.9: the median belongs to the lower bin
     found = reliability(P, Y, num_bins=2, binning="mass")
