@@ -30,7 +30,7 @@ class LinearizedGPClassifier(ClassifierMixin, LinearizedGPEstimator):
     ----------
     hidden_layer_sizes, activation, prior, inference, steps, standardize, device, random_state, \
 verbose
-        As in `LinearizedGPRegressor`; the targets are not scaled.
+        As in `LinearizedGPRegressor`; labels are not scaled.
     module
         A network of your own instead, which gives logits: one for each class, in the order of
         `classes_`; for two classes it may be one, of the second. It is copied and trained further

@@ -26,9 +26,10 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
     """Regression by a neural network that is trained as a Gaussian process, with the evidence.
 
     `fit` trains a network together with its prior and noise, by the marginal likelihood of its
-    linearised Laplace approximation; nothing has to be tuned or held out. Standard deviations,
-    covariances, intervals and samples are those of the targets: uncertainty of the function and
-    noise.
+    linearised Laplace approximation; nothing has to be tuned or held out. Where the evidence falls
+    by more than 0.2 nats per target in the end, the network has overfitted, and the state of
+    largest evidence is used. Standard deviations, covariances, intervals and samples are those of
+    the targets: uncertainty of the function and noise.
 
     Parameters
     ----------

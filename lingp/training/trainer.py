@@ -30,7 +30,7 @@ from lingp.training.hyperparameter_step import look, mean_curvature, move
 from lingp.training.model import ModelInTraining
 from lingp.training.optimization import MakeOptimizer, Optimization
 from lingp.training.outcome import EvidenceTraining
-from lingp.training.plan import Plan
+from lingp.training.plan import Plan, Selection
 from lingp.training.randomness import PrivateRandomness
 from lingp.training.rows import training_rows
 from lingp.training.state import KeptStates, State, set_tensors, tensors_of
@@ -268,15 +268,21 @@ class EvidenceTrainer:
         self._accept(found)
         return found
 
-    def result(self, *, progress: bool = False) -> EvidenceTraining:
+    def result(
+        self, *, progress: bool = False, select: Selection | None = None
+    ) -> EvidenceTraining:
         """What training gave: the state that the plan selects, conditioned on the data.
 
         Parameters
         ----------
         progress
             Whether long work shows a progress bar.
+        select
+            "last" for the last state, though the plan selects by evidence.
         """
         now, chosen = self.model.state(self._place), self._kept.best
+        if select == "last":
+            chosen = None
         if chosen is not None:
             self.model.restore(chosen)
         try:

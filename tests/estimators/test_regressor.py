@@ -180,6 +180,19 @@ def test_training_is_that_of_train_with_evidence():
     assert last == pytest.approx(other, rel=1e-6)
 
 
+def test_a_network_that_overfits_goes_back_to_its_largest_evidence():
+    rng = np.random.default_rng(0)
+    X, noise = rng.normal(size=(60, 8)), rng.normal(size=60)
+    options = {"hidden_layer_sizes": (50, 50), "steps": 400, "random_state": 0}
+    model = regressor(**options).fit(X, X[:, 0] + 2 * noise)
+    evidences = {step.step: step.evidence for step in model.history_}
+    assert evidences[400] < max(evidences.values()) - 0.2 * 60
+    assert evidences[model.n_iter_] == max(evidences.values())
+    # and one that doesn't is used as it is at the end
+    model = regressor(**options).fit(X, X[:, 0] + 0.1 * noise)
+    assert model.n_iter_ == 400
+
+
 @pytest.mark.parametrize(("num_targets", "heteroscedastic"), KINDS)
 def test_partial_fit_is_add_data(num_targets, heteroscedastic):
     X, y = table(num_targets=num_targets)
