@@ -290,9 +290,7 @@ def main() -> None:
     parser.add_argument(
         "--hidden", metavar="WIDTH,...", default="50", help="widths of hidden layers (50)"
     )
-    parser.add_argument(
-        "--updates", type=int, default=8, help="lingp's hyperparameter steps (8)"
-    )
+    parser.add_argument("--updates", type=int, default=8, help="lingp's hyperparameter steps (8)")
     parser.add_argument(
         "--valid-rows",
         type=int,

@@ -4,15 +4,21 @@
 linearised Laplace: predictions with error bars, the marginal likelihood, samples.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from lingp import (
     data,
     inference,
     kernels,
     likelihoods,
     linearization,
+    metrics,
     models,
     operators,
+    plots,
     priors,
+    saving,
     training,
 )
 from lingp.inference import Iterative, Sparse
@@ -20,6 +26,10 @@ from lingp.kernels import NetworkMean, NTKernel
 from lingp.linearization import LinearizedNetwork, register_rule
 from lingp.models import JointPrediction, LeaveOneOutPrediction, LinearizedGP, Prediction
 from lingp.training import EvidenceTraining, train_with_evidence
+
+if TYPE_CHECKING:
+    from lingp import estimators
+    from lingp.estimators import LinearizedGPClassifier, LinearizedGPRegressor
 
 __version__ = "0.1.0"
 
@@ -29,6 +39,8 @@ __all__ = [
     "JointPrediction",
     "LeaveOneOutPrediction",
     "LinearizedGP",
+    "LinearizedGPClassifier",
+    "LinearizedGPRegressor",
     "LinearizedNetwork",
     "NTKernel",
     "NetworkMean",
@@ -36,14 +48,26 @@ __all__ = [
     "Sparse",
     "__version__",
     "data",
+    "estimators",
     "inference",
     "kernels",
     "likelihoods",
     "linearization",
+    "metrics",
     "models",
     "operators",
+    "plots",
     "priors",
     "register_rule",
+    "saving",
     "train_with_evidence",
     "training",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The estimators, when they are asked for: importing scikit-learn takes a while."""
+    if name not in ("estimators", "LinearizedGPClassifier", "LinearizedGPRegressor"):
+        raise AttributeError(f"module 'lingp' has no attribute {name!r}")
+    module = importlib.import_module("lingp.estimators")
+    return module if name == "estimators" else getattr(module, name)

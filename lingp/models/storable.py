@@ -24,9 +24,9 @@ class StorableNetwork(ConditionedNetwork):
     ) -> SavedFile:
         """Write this GP to one file, from which `load` gives the same predictions.
 
-        On the same machine, with as many threads, to the last bit. The file has the network's weights, prior, likelihood, options and the posterior; tensors,
-        numbers, strings, lists and dicts, which `torch.load(weights_only=True)` reads. It replaces
-        an older one in one step.
+        On the same machine, with as many threads, to the last bit. The file has the network's
+        weights, prior, likelihood, options and the posterior; tensors, numbers, strings, lists and
+        dicts, which `torch.load(weights_only=True)` reads. It replaces an older one in one step.
 
         Parameters
         ----------
