@@ -22,9 +22,9 @@ from lingp.likelihoods import Gaussian, Likelihood, QuadraticLikelihood
 from lingp.models import LinearizedGP, Prediction
 from lingp.training import EvidenceTrainer, History, Plan
 
-# nats of evidence per target that a network may lose while it goes on learning. By test rows, what
-# loses a quarter or more (noise is large, as in wine and diabetes) had better stopped; what loses a
-# tenth (concrete) had not
+# nats of evidence per target that a network may lose while it goes on learning. On validation rows
+# of wine (two layers), which loses 0.25, going back gains 0.07 nats; concrete loses 0.14 on its way
+# to what predicts better by 0.09
 _OVERFITTED = 0.2
 _LEAST = 1e-12  # noise variance that a search starts from
 
