@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import os
-import pickle
-import secrets
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import torch
+from typing import Any
 
 from lingp.saving.errors import SavedFileError
+from lingp.training.files import PathLike, UnreadableError, read_whole, write_whole
 
 KIND = "lingp LinearizedGP"
 VERSION = 1
 """Of the format; what an older lingp can't read gets the next number."""
 
-_UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError)
-
-PathLike = str | os.PathLike[str]
 MapLocation = Any
 
 
@@ -39,19 +33,8 @@ def write(path: PathLike, content: dict[str, Any]) -> int:
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"path: the folder {target.parent} doesn't exist; make it first")
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    try:
-        with open(part, "xb") as file:
-            torch.save(
-                {"kind": KIND, "version": VERSION, "lingp": lingp.__version__, **content}, file
-            )
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, target)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    return target.stat().st_size
+    about = {"kind": KIND, "version": VERSION, "lingp": lingp.__version__}
+    return write_whole(target, {**about, **content})
 
 
 def read(path: PathLike, map_location: MapLocation) -> dict[str, Any]:
@@ -66,9 +49,8 @@ def read(path: PathLike, map_location: MapLocation) -> dict[str, Any]:
 
     where = os.fspath(path)
     try:
-        with open(path, "rb") as file:
-            found = _loaded(file, map_location)
-    except _UNREADABLE as error:
+        found = read_whole(path, map_location)
+    except UnreadableError as error:
         if "map_location" in str(error) or "torch.cuda.is_available()" in str(error):
             raise SavedFileError(
                 f"path: {where} has tensors of a device that isn't here; load it with "
@@ -76,7 +58,7 @@ def read(path: PathLike, map_location: MapLocation) -> dict[str, Any]:
             ) from error
         raise SavedFileError(
             f"path: {where} can't be read: it is damaged or cut off, or isn't a file that "
-            f"LinearizedGP.save made ({type(error).__name__})"
+            f"LinearizedGP.save made ({type(error.__cause__).__name__})"
         ) from error
     if not isinstance(found, dict) or found.get("kind") != KIND:
         raise SavedFileError(
@@ -89,13 +71,6 @@ def read(path: PathLike, map_location: MapLocation) -> dict[str, Any]:
             "one"
         )
     return found
-
-
-def _loaded(file: BinaryIO, map_location: MapLocation) -> Any:
-    try:
-        return torch.load(file, map_location=map_location, weights_only=True)
-    except OSError as error:  # of offsets past the end; not of the file's name or rights
-        raise EOFError(str(error)) from error
 
 
 def _in_words(found: Any) -> str:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import os
-import pickle
-import tempfile
-from pathlib import Path
 from typing import Any
 
-import torch
+from lingp.training.files import PathLike, UnreadableError, read_whole, write_whole
 
 FORMAT = "lingp training 1"
-
-PathLike = str | os.PathLike[str]
 
 
 class CheckpointError(ValueError):
@@ -31,17 +26,7 @@ def write_checkpoint(path: PathLike, state: dict[str, Any], fingerprint: dict[st
     fingerprint
         What network, data and options this is of, by name.
     """
-    path = Path(path)
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            torch.save({"format": FORMAT, "fingerprint": fingerprint, "state": state}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
+    write_whole(path, {"format": FORMAT, "fingerprint": fingerprint, "state": state})
 
 
 def read_checkpoint(path: PathLike, fingerprint: dict[str, str]) -> dict[str, Any]:
@@ -53,11 +38,11 @@ def read_checkpoint(path: PathLike, fingerprint: dict[str, str]) -> dict[str, An
         If the file isn't one of ours, or is of another training: says what differs.
     """
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError) as error:
+        found = read_whole(path, "cpu")
+    except UnreadableError as error:
         raise CheckpointError(
-            f"checkpoint: {os.fspath(path)} can't be read ({type(error).__name__}); remove it, or "
-            "give another path"
+            f"checkpoint: {os.fspath(path)} can't be read ({type(error.__cause__).__name__}); "
+            "remove it, or give another path"
         ) from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise CheckpointError(

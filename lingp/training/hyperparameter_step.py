@@ -193,9 +193,11 @@ def look(gp: LinearizedGP) -> EvidenceStep:
 
 @torch.no_grad()
 def mean_curvature(gp: LinearizedGP, num_rows: int = 1000) -> float:
-    """Mean of the diagonal of -d² log p / df², of some rows: what the loss is as steep as."""
-    root = gp.laplace.curvature_root()
-    dense = root.rows(slice(0, num_rows)).dense()
+    """Mean of the diagonal of -d² log p / df², of rows all over the data: how steep the loss is."""
+    laplace = gp.laplace
+    size = laplace.training.num_data
+    rows = torch.arange(0, size, max(1, size // num_rows), device=laplace.training.outputs.device)
+    dense = laplace.curvature_root().rows(rows).dense()
     return float(dense.square().sum() / dense[..., 0].numel())
 
 

@@ -256,7 +256,7 @@ class EvidenceTrainer:
             self._stop(fault)
             return None
         model.hyperparameters_moved()
-        if steepness is not None:
+        if steepness:  # 0 where all of these rows have weight 0
             self._flatness *= steepness / mean_curvature(gp)
         found = replace(
             found,
@@ -279,7 +279,17 @@ class EvidenceTrainer:
             Whether long work shows a progress bar.
         select
             "last" for the last state, though the plan selects by evidence.
+
+        Raises
+        ------
+        ValueError
+            For "evidence" where the plan selects the last state: no other was kept.
         """
+        if select == "evidence" and self.plan.select != "evidence":
+            raise ValueError(
+                'select: "evidence", but the plan keeps only the last state; give '
+                'Plan(select="evidence")'
+            )
         now, chosen = self.model.state(self._place), self._kept.best
         if select == "last":
             chosen = None

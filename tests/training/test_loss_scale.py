@@ -79,3 +79,22 @@ def test_any_parameter_of_a_likelihood_counts(name):
     flatness = trainer.state_dict()["flatness"]
     assert flatness == pytest.approx((before / after).item(), rel=1e-6)
     assert (flatness == 1) == (name == "categorical")
+
+
+def test_rows_of_weight_zero_at_the_start_say_nothing():
+    X, y = waves(1500)
+    weight = torch.ones(1500).double()
+    weight[:1100] = 0
+    options = {"likelihood": Gaussian(5.0), "plan": Plan(1, every=1), "batch_size": 1500}
+    given = EvidenceTrainer(mlp(1, 8, 1), X, y, sample_weight=weight, **options)
+    given.step()
+    noise = given.model.likelihood.noise.item()
+    assert given.state_dict()["flatness"] == pytest.approx(noise / 5.0, rel=1e-9)
+
+
+def test_the_best_state_can_only_be_had_where_it_was_kept():
+    X, y = waves(30)
+    trainer = EvidenceTrainer(mlp(1, 8, 1), X, y, plan=Plan(1, every=1))
+    trainer.step()
+    with pytest.raises(ValueError, match="select"):
+        trainer.result(select="evidence")
