@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lingp.inference.factorize import factorize
-from lingp.inference.posterior import Posterior
+from lingp.inference.posterior import Posterior, differentiable_in_factors
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.linearization import Factors
@@ -106,7 +106,7 @@ class FunctionSpace(Posterior):
         top, bottom = self._reject(top, bottom)
         return torch.cat([top, bottom.flatten(0, 1)])
 
-    @torch.no_grad()
+    @differentiable_in_factors
     def covariance(self, factors: Factors) -> Tensor:
         if self.factorization.from_qr:
             residual = self._residual(factors)
@@ -114,7 +114,7 @@ class FunctionSpace(Posterior):
         half = self._half(factors)
         return gram(factors, variances=self.variances) - half.mT @ half
 
-    @torch.no_grad()
+    @differentiable_in_factors
     def marginal_covariance(self, factors: Factors) -> Tensor:
         shape = (factors.num_data, factors.num_outputs)
         if self.factorization.from_qr:

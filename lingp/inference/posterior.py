@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from functools import wraps
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from lingp.likelihoods import CurvatureRoot
 from lingp.linearization import Factors
 from lingp.priors import Prior
 
+P = TypeVar("P", bound="Posterior")
+
 
 class Posterior(ABC):
     """Posterior of whitened weights e: θ = mean + Σ0^{1/2} e, Cov e = (I + Φᵀ Φ)⁻¹.
@@ -24,7 +27,8 @@ class Posterior(ABC):
     by Rᵀ F with fewer columns (see `lingp.inference.features`) takes coordinates wherever q stands
     for a size below; else q = P. `log_determinant`, `left_out`, `solve` and `precision_solve` are
     differentiable in the prior's variances and in R when the posterior was made with grad mode on;
-    covariances and samples are plain values.
+    covariances are differentiable in factors of new inputs, where those carry a graph, and in
+    nothing else; samples are plain values.
 
     Parameters
     ----------
@@ -133,6 +137,20 @@ class Posterior(ABC):
     def _standard_normal(self, *shape: int, generator: torch.Generator | None) -> Tensor:
         outputs = self.training.outputs
         return torch.randn(shape, generator=generator, dtype=outputs.dtype, device=outputs.device)
+
+
+def differentiable_in_factors(
+    covariance: Callable[[P, Factors], Tensor],
+) -> Callable[[P, Factors], Tensor]:
+    """Run a method with grad mode on only if the factors it is given carry a graph."""
+
+    @wraps(covariance)
+    def wrapped(self: P, factors: Factors) -> Tensor:
+        carried = any(t.requires_grad for t in factors.tensors())
+        with torch.set_grad_enabled(carried and torch.is_grad_enabled()):
+            return covariance(self, factors)
+
+    return wrapped
 
 
 InferenceMethod = Callable[[TrainingSet, Prior, CurvatureRoot], Posterior]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lingp.inference.factorize import factorize
-from lingp.inference.posterior import Posterior
+from lingp.inference.posterior import Posterior, differentiable_in_factors
 from lingp.inference.streaming import streamed_gram
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot, UniformRoot
@@ -64,12 +64,12 @@ class WeightSpace(Posterior):
         rows = factors.jacobian().flatten(0, 1) * self.scale  # (n·C, P)
         return torch.linalg.solve_triangular(self.factorization.factor, rows.mT, upper=False)
 
-    @torch.no_grad()
+    @differentiable_in_factors
     def covariance(self, factors: Factors) -> Tensor:
         half = self._half(factors)
         return half.mT @ half
 
-    @torch.no_grad()
+    @differentiable_in_factors
     def marginal_covariance(self, factors: Factors) -> Tensor:
         half = self._half(factors).mT.unflatten(0, (factors.num_data, factors.num_outputs))
         return half @ half.mT  # (n, C, P) (n, P, C)

@@ -18,6 +18,7 @@ from lingp.models.intake import row_batches
 
 _JOINT_MATRICES = 4  # n·C x n·C, alive at a time
 _WEIGHTS = 3  # P x samples
+_SIDE = 512  # of a covariance that is made whole, though only its diagonal blocks are wanted
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,41 @@ class Latents:
             covariances.append(posterior.marginal_covariance(factors))
         return torch.cat(means), torch.cat(covariances)
 
+    def groups(self, x: Inputs, size: int) -> tuple[Tensor, Tensor]:
+        """Mean (b x size x C) and covariance (b x size·C x size·C) of `size` rows after the other.
+
+        Unlike the other methods, with a graph to x where that requires grad.
+
+        Parameters
+        ----------
+        x
+            b·size inputs.
+        size
+            How many rows are taken together.
+        """
+        posterior, shift = self.laplace.posterior(), self.laplace.weight_shift()
+        side = size * self.laplace.training.num_outputs
+        self._check(
+            f"the joint covariance of {size} rows",
+            _JOINT_MATRICES * side**2 * self._itemsize,
+            "take fewer rows together",
+        )
+        at_once = max(1, _SIDE // side)
+        if size == 1:
+            at_once = max(1, self._rows_at_once(posterior))
+        means, covariances = [], []
+        for rows in row_batches(x, at_once * size):
+            outputs, factors = self._linearized.factors(rows)
+            means.append(_moved(outputs, factors, shift).unflatten(0, (-1, size)))
+            if size == 1:
+                blocks = posterior.marginal_covariance(factors)
+            else:
+                whole = posterior.covariance(factors)
+                blocks = whole.view(len(whole) // side, side, -1, side).diagonal(dim1=0, dim2=2)
+                blocks = blocks.movedim(-1, 0)
+            covariances.append(0.5 * (blocks + blocks.mT))
+        return torch.cat(means), torch.cat(covariances)
+
     @torch.no_grad()
     def sample(self, x: Inputs, num_samples: int, generator: torch.Generator | None) -> Tensor:
         """Draws of f, joint over rows, (num_samples x n x C): one set of weights for each."""
@@ -92,14 +128,17 @@ class Latents:
 
     def batches(self, x: Inputs, posterior: Posterior, progress: bool) -> Iterator[Inputs]:
         """Batches of rows whose factors and dense pieces fit in memory."""
+        rows = self._rows_at_once(posterior)
+        total = -(-num_rows(x) // rows)
+        return track(row_batches(x, rows), "predicting", total=total, show=progress)
+
+    def _rows_at_once(self, posterior: Posterior) -> int:
+        """Of how many rows the factors and dense pieces fit in memory."""
         training = self.laplace.training
         per_row = posterior.bytes_per_row() + training.factor_bytes // training.num_data
         self._check("the posterior at one row", per_row, "use inducing points or fewer weights")
         rows = max(1, dense_bytes(self.memory) // per_row)
-        if posterior.takes_all_ranks:
-            rows = int(training.shards.smallest(rows))
-        total = -(-num_rows(x) // rows)
-        return track(row_batches(x, rows), "predicting", total=total, show=progress)
+        return int(training.shards.smallest(rows)) if posterior.takes_all_ranks else rows
 
     def _check(self, what: str, needed: float, remedy: str) -> None:
         """Raise if what takes so many bytes doesn't fit in memory."""

@@ -25,7 +25,7 @@ from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.implicit import Attach
 from lingp.inference.iterative.krylov import Solve, Variances, solve
 from lingp.inference.iterative.lanczos import LogDeterminantEstimate, stochastic_log_determinant
-from lingp.inference.posterior import Posterior
+from lingp.inference.posterior import Posterior, differentiable_in_factors
 from lingp.inference.prior_values import PriorValues
 from lingp.inference.sparse import SparsePosterior
 from lingp.inference.training_set import TrainingSet
@@ -150,20 +150,20 @@ class IterativePosterior(Posterior):
         x = self._inverse(self._flat(self.whitened_product(b)), tolerance, variances)
         return b - self.whitened_t_product(self._rows(x))
 
-    @torch.no_grad()
+    @differentiable_in_factors
     def covariance(self, factors: Factors) -> Tensor:
         prior = diagonal_blocks(factors, self.variances)
-        k, found = self._solve_covariances(factors, prior)
-        explained = k.mT @ found.x + found.x.mT @ found.residual
+        k, x, r = self._solve_covariances(factors, prior)
+        explained = k.mT @ x + x.mT @ r
         explained = 0.5 * (explained + explained.mT)
         return gram(factors, variances=self.variances) - explained
 
-    @torch.no_grad()
+    @differentiable_in_factors
     def marginal_covariance(self, factors: Factors) -> Tensor:
         prior = diagonal_blocks(factors, self.variances)
-        k, found = self._solve_covariances(factors, prior)
+        solved = self._solve_covariances(factors, prior)
         shape = (factors.num_data, factors.num_outputs)
-        k, x, r = (t.mT.unflatten(0, shape) for t in (k, found.x, found.residual))  # (n, C, N·K)
+        k, x, r = (t.mT.unflatten(0, shape) for t in solved)  # (n, C, N·K)
         explained = k @ x.mT + x @ r.mT
         return prior - 0.5 * (explained + explained.mT)
 
@@ -265,18 +265,23 @@ class IterativePosterior(Posterior):
         attached: Tensor = Attach.apply(rest, x, solved)
         return attached
 
-    def _solve_covariances(self, factors: Factors, prior: Tensor) -> tuple[Tensor, Solve]:
-        """k = Rᵀ K(X, X*), (N·K x n·C), and B⁻¹ k; `prior` are the blocks K** (n x C x C)."""
+    def _solve_covariances(self, factors: Factors, prior: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """k = Rᵀ K(X, X*), x ≈ B⁻¹ k and r = k - B x, (N·K x n·C); `prior` are the blocks K**.
+
+        The first and last carry the graph of the factors: kᵀ x + xᵀ r then has the derivative of
+        kᵀ B⁻¹ k, as dB is 0 and x is a solution.
+        """
         root, parts = self._detached_root, []
         for rows, here in self.training.chunks():
             cross = gram(here, factors, self._detached_variances)
             parts.append(root.rows(rows).t_apply(cross.unflatten(0, (-1, root.num_outputs))))
-        own = prior.diagonal(dim1=1, dim2=2).flatten()
+        own = prior.detach().diagonal(dim1=1, dim2=2).flatten()
         self.training.shards.check_same("the inputs that iterative inference predicts at", own)
         k = self._flat(torch.cat(parts))
         method = self._method
-        found = self._run(k, method.tolerance, Variances(own, method.variance_tolerance))
-        variance = own - (k * found.x).sum(0) - (found.x * found.residual).sum(0)
+        variances = Variances(own, method.variance_tolerance)
+        found = self._run(k.detach(), method.tolerance, variances)
+        variance = own - (k.detach() * found.x).sum(0) - (found.x * found.residual).sum(0)
         least = torch.finfo(own.dtype).eps * own.clamp(min=torch.finfo(own.dtype).tiny)
         bound = float(found.bound.max())
         share = float((found.bound / torch.maximum(variance, least)).max())
@@ -288,7 +293,7 @@ class IterativePosterior(Posterior):
             f", and variances may be up to {bound:.1e} too large, {share:.1e} of themselves (never "
             "too small)",
         )
-        return k, found
+        return k, found.x, found.residual + (k - k.detach())
 
     @torch.no_grad()
     def _log_determinant_estimate(self) -> LogDeterminantEstimate:

@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from lingp.inference.factorize import factorize
-from lingp.inference.posterior import Posterior
+from lingp.inference.posterior import Posterior, differentiable_in_factors
 from lingp.inference.sparse.projection import Projection
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
@@ -162,14 +162,14 @@ class SparsePosterior(Posterior):
     def precision_solve(self, b: Tensor) -> Tensor:
         return self.factorization.solve(b)
 
-    @torch.no_grad()
+    @differentiable_in_factors
     def covariance(self, factors: Factors) -> Tensor:
         rows = self.features.at(factors).flatten(0, 1)
         half = self._half(rows)
         outside = gram(factors, variances=self.variances) - rows @ rows.mT
         return self.complement_variance * outside + half.mT @ half
 
-    @torch.no_grad()
+    @differentiable_in_factors
     def marginal_covariance(self, factors: Factors) -> Tensor:
         rows = self.features.at(factors)
         outside = diagonal_blocks(factors, self.variances) - rows @ rows.mT

@@ -1,0 +1,1 @@
+"""lingp inside other libraries, each of which has to be installed to be used."""
