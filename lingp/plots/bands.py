@@ -23,6 +23,7 @@ from lingp.plots.style import (
     SKY,
     VERMILION,
     axes,
+    column_of,
     inputs_of,
     is_of_labels,
     legend_above,
@@ -97,21 +98,21 @@ def bands(
         output = 1 if prediction.probs.shape[1] == 2 else 0
     output = output or 0
     name, centre = _centre(prediction, labels)
-    ends = [_column(end, output)[order] for end in _function(prediction, float(heights[0]))]
+    ends = [column_of(end, output)[order] for end in _function(prediction, float(heights[0]))]
     known = _points(X_train, y_train, output, labels)
     given = _points(None if y is None else x, y, output, labels, names=("X", "y"))
     bounds = [] if labels else [prediction.interval(float(level)) for level in heights]
     ax = axes(ax)
     if not labels:
         for shade, (level, interval) in enumerate(zip(heights, bounds, strict=True)):
-            lower, upper = (_column(end, output)[order] for end in interval)
+            lower, upper = (column_of(end, output)[order] for end in interval)
             strength = 0.25 + 0.35 * shade / max(1, len(heights) - 1)
             ax.fill_between(
                 at, lower, upper, color=SKY, alpha=strength, linewidth=0, label=f"y, {level:.0%}"
             )
     for end, label in zip(ends, (f"function, {heights[0]:.0%}", None), strict=True):
         ax.plot(at, end, color=VERMILION, linestyle=(0, (4, 1.5)), linewidth=1.2, label=label)
-    ax.plot(at, _column(centre, output)[order], color=BLUE, linewidth=1.8, label=name)
+    ax.plot(at, column_of(centre, output)[order], color=BLUE, linewidth=1.8, label=name)
     _draw_points(ax, known, "training data", BLACK, BLACK)
     _draw_points(ax, given, "data at X", GREY, "none")
     if not labels:
@@ -139,16 +140,6 @@ def _inputs(model: Any, X: Any) -> Array:
     beyond = _BEYOND * (known.max() - known.min())
     grid: Array = np.linspace(known.min() - beyond, known.max() + beyond, _NUM_POINTS)
     return grid[:, None]
-
-
-def _column(values: Any, output: int) -> Array:
-    """One column of (n, *shape)."""
-    array = as_array(values, "model", missing=True)
-    array = array.reshape(len(array), -1)
-    if not 0 <= output < array.shape[1]:
-        raise ValueError(f"output: expected 0 .. {array.shape[1] - 1}, got {output}")
-    column: Array = array[:, output]
-    return column
 
 
 def _centre(prediction: Prediction, labels: bool) -> tuple[str, Tensor]:
@@ -201,7 +192,7 @@ def _points(
     x, values = inputs_of(X, names[0], 1)[:, 0], as_array(y, names[1], missing=True)
     if len(values) != len(x):
         raise ValueError(f"{names[1]}: has {len(values)} rows, but {names[0]} has {len(x)}")
-    return x, (values.reshape(-1) == output) * 1.0 if labels else _column(values, output)
+    return x, (values.reshape(-1) == output) * 1.0 if labels else column_of(values, output)
 
 
 def _draw_points(

@@ -13,6 +13,7 @@ from lingp.plots.style import (
     MARKERS,
     axes,
     check_gp,
+    column_of,
     inputs_of,
     is_of_labels,
     legend_above,
@@ -92,12 +93,16 @@ def map_2d(
     chosen = what or ("probability" if labels else "mean")
     values, name = _values(prediction, chosen, output, labels)
     ax = axes(ax, (6.0, 4.6))
-    shown = _draw(ax, across, up, values.reshape(resolution, resolution), name)
-    if chosen == "probability":
+    square = values.reshape(resolution, resolution)
+    lines = chosen != "probability"  # of the map itself; else where the most probable class changes
+    one_class = not lines and (output is not None or prediction.probs.shape[-1] == 2)
+    limits = (0.0, 1.0) if one_class else None
+    shown = _draw(ax, across, up, square, name, limits=limits, lines=lines)
+    if not lines:
         p = as_array(prediction.probs, "gp").reshape(resolution, resolution, -1)
         _boundaries(ax, across, up, p, output)
     if targets is None or not labels:
-        colors = None if targets is None or chosen != "mean" else _column(targets, output or 0)
+        colors = None if targets is None or chosen != "mean" else column_of(targets, output or 0)
         _values_at(ax, known, colors, shown)
     else:
         _labels_at(ax, known, targets[:, 0])
@@ -108,17 +113,26 @@ def map_2d(
     return ax
 
 
-def _draw(ax: Axes, across: Array, up: Array, values: Array, name: str) -> ContourSet:
-    """The map and its colour bar."""
+def _draw(
+    ax: Axes,
+    across: Array,
+    up: Array,
+    values: Array,
+    name: str,
+    *,
+    limits: tuple[float, float] | None,
+    lines: bool,
+) -> ContourSet:
+    """The map and its colour bar, which has these limits or those of the values."""
     from matplotlib.ticker import MaxNLocator
 
     low, high = float(values.min()), float(values.max())
     levels = MaxNLocator(20).tick_values(low, high)
-    if name.startswith("probability"):
-        levels = np.linspace(0, 1, 21).tolist()
+    if limits is not None:
+        levels = np.linspace(*limits, 21).tolist()
     shown = ax.contourf(across, up, values, levels=levels, cmap="cividis")
     ax.figure.colorbar(shown, ax=ax, label=name, pad=0.02, ticks=MaxNLocator(6))
-    if not name.endswith("probability") and not name.startswith("probability"):
+    if lines:
         inner = MaxNLocator(5).tick_values(low, high)
         ax.contour(
             across, up, values, levels=inner, colors="white", linewidths=0.6, linestyles="solid"
@@ -167,22 +181,14 @@ def _values(
         if output is None and p.shape[-1] > 2:
             return p.max(axis=-1), "largest probability"
         output = 1 if output is None else output
-        return _column(p, output), name.format(output)
+        return column_of(p, output), name.format(output)
     moments = {
         "epistemic": prediction.epistemic_variance,
         "mean": prediction.mean,
         "std": prediction.variance,
     }
-    column = _column(as_array(moments[what], "gp"), output or 0)
+    column = column_of(as_array(moments[what], "gp"), output or 0)
     return column if what == "mean" else np.sqrt(column), name
-
-
-def _column(values: Array, output: int) -> Array:
-    flat = values.reshape(len(values), -1)
-    if not 0 <= output < flat.shape[1]:
-        raise ValueError(f"output: expected 0 .. {flat.shape[1] - 1}, got {output}")
-    column: Array = flat[:, output]
-    return column
 
 
 def _values_at(ax: Axes, known: Array, values: Array | None, shown: ContourSet) -> None:

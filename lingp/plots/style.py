@@ -90,6 +90,16 @@ def training_targets(gp: LinearizedGP) -> Array:
     return as_array(values.reshape(len(values), -1), "y_train", missing=True)
 
 
+def column_of(values: Any, output: int) -> Array:
+    """One column of (n, *shape)."""
+    array = as_array(values, "model", missing=True)
+    array = array.reshape(len(array), -1)
+    if not 0 <= output < array.shape[1]:
+        raise ValueError(f"output: expected 0 .. {array.shape[1] - 1}, got {output}")
+    column: Array = array[:, output]
+    return column
+
+
 def is_of_labels(prediction: Prediction) -> bool:
     """Whether it has class probabilities, of one label per row.
 
