@@ -15,6 +15,7 @@ Records = dict[str, dict[int, dict[str, Scores]]]  # set, split, method
 
 HEADERS = {
     "nll": "NLL",
+    "new": "of new rows",
     "rmse": "RMSE",
     "coverage": "coverage of 90 %",
     "interval": "interval score",
@@ -22,7 +23,7 @@ HEADERS = {
     "ece": "ECE",
     "brier": "Brier",
 }
-REGRESSION = ("nll", "rmse", "coverage", "interval")
+REGRESSION = ("nll", "new", "rmse", "coverage", "interval")
 CLASSIFICATION = ("nll", "accuracy", "ece", "brier")
 
 
