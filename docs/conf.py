@@ -1,7 +1,11 @@
 """Configuration of the Sphinx documentation."""
 
 import re
+import sys
 from importlib.metadata import version as installed_version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # gallery_settings
 
 project = "lingp"
 author = "The lingp authors"
@@ -14,8 +18,9 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
+    "sphinx_gallery.gen_gallery",
 ]
-source_suffix = {".md": "markdown"}
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 exclude_patterns = ["_build"]
 default_role = "code"  # single backticks in docstrings
 
@@ -26,6 +31,22 @@ numpydoc_show_class_members = False
 autosummary_generate = False  # numpydoc loads autosummary, which is not used
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
+
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples/gallery",
+    "gallery_dirs": "gallery",
+    "filename_pattern": r"/plot_",
+    "within_subsection_order": "FileNameSortKey",
+    "abort_on_example_error": True,
+    "reset_modules": ("matplotlib", "gallery_settings.reset"),
+    "reset_modules_order": "both",
+    "capture_repr": (),
+    "download_all_examples": False,
+    "write_computation_times": False,
+    "show_signature": False,
+    "remove_config_comments": True,
+    "inspect_global_variables": False,
+}
 
 html_theme = "furo"
 html_title = "lingp"
