@@ -34,7 +34,7 @@ LEVEL = 0.9
 GP_ROWS, GP_ARD = 1000, 40  # of GaussianProcessClassifier: rows, and inputs with own length scales
 HIDDEN = {"boston": [50]}  # as lingp's default, for laplace-torch
 OTHERWISE = [50, 50]
-EPOCHS, QUICK_EPOCHS, QUICK_STEPS, QUICK_TREES = 1000, 20, 60, 20
+EPOCHS, QUICK_EPOCHS, QUICK_STEPS, QUICK_TREES = 1000, 20, 30, 20
 _SECONDS = 1800.0
 
 
