@@ -9,5 +9,6 @@ except ImportError as error:
     ) from error
 
 from lingp.integrations.botorch.model import LinearizedGPModel
+from lingp.integrations.botorch.training import fit_linearized_gp
 
-__all__ = ["LinearizedGPModel"]
+__all__ = ["LinearizedGPModel", "fit_linearized_gp"]

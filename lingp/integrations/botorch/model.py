@@ -32,8 +32,8 @@ class LinearizedGPModel(Model, _CanFantasize):
     """A `LinearizedGP` as a BoTorch model, of C outputs and any batch of inputs.
 
     Mean and covariance are differentiable in the inputs (once), and samples too, at any number of
-    points. It is of the GP as it is whenever it is asked, and is never trained by BoTorch; `fit`
-    makes one from data.
+    points. It is of the GP as it is whenever it is asked, and is never trained by BoTorch;
+    `fit_linearized_gp` makes one from data.
 
     Parameters
     ----------
