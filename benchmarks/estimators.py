@@ -10,8 +10,8 @@ rows too. "of new rows" is the NLL without them.
     lingp                        LinearizedGPRegressor(random_state=split)
     lingp, heteroscedastic       the same with heteroscedastic=True
     GaussianProcessRegressor     constant x RBF + white noise, a length scale for each input,
-                                 normalize_y, scikit-learn's bounds (1e-5 to 1e5), one start
-                                 (n_restarts_optimizer=0); Matern: ν = 2.5 instead
+                                 normalize_y, length scales of 0.01 to 1e4, noise of 1e-6 to 10, one
+                                 start (n_restarts_optimizer=0); Matern: ν = 2.5 instead
     BayesianRidge                defaults
     forest, quantiles            RandomForestRegressor, 200 trees, as a quantile regression forest;
                                  leaf size and floor of the variance out of bag; the density is a
