@@ -30,7 +30,7 @@ accuracy, ECE, Brier score, seconds:
     LogisticRegression             LogisticRegressionCV, C by log loss
     gradient boosting, calibrated  CalibratedClassifierCV(HistGradientBoostingClassifier(), cv=5)
 
-lingp stands where its mean NLL does on the splits that all rows of a set have: best, within one
+lingp stands where its mean NLL does, pair by pair on the splits that both have: best, within one
 standard error of the best (that of the paired difference; that of the best row's mean), or worst.
 Targets are for the rows named by a class (others are variants), on five of six sets, eight of nine.
 

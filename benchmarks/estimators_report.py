@@ -37,44 +37,34 @@ def present(splits: Splits, methods: Sequence[str]) -> list[str]:
     return [m for m in methods if any(m in found for found in splits.values())]
 
 
-def shared(splits: Splits, methods: Sequence[str]) -> list[int]:
-    """The splits that all of the methods have."""
-    return [i for i in sorted(splits) if all(m in splits[i] for m in methods)]
-
-
 @dataclass(frozen=True)
 class Standing:
-    """Where one method stands among others on one set, on the splits that all of them have.
+    """Where one method stands among others on one set: pair by pair, on the splits that both have.
 
     Attributes
     ----------
+    rival
+        The best of the others: the one that the method's mean NLL exceeds by most.
     num_splits
-        That all have.
-    best, worst
-        Of smallest and largest mean NLL.
+        That both have.
     difference, paired_error
-        Mean of the method's NLL minus that of the best of the others, split by split, and its
-        standard error.
-    best_error
-        Standard error of that one's own mean.
+        Mean of the method's NLL minus the rival's, split by split, and its standard error.
+    rival_error
+        Standard error of the rival's own mean NLL.
+    is_worst
+        Whether the method's mean NLL exceeds that of all others.
     """
 
-    method: str
-    num_splits: int
-    best: str
-    worst: str
     rival: str
+    num_splits: int
     difference: float
     paired_error: float
     rival_error: float
+    is_worst: bool
 
     @property
     def is_best(self) -> bool:
-        return self.best == self.method
-
-    @property
-    def is_worst(self) -> bool:
-        return self.worst == self.method
+        return self.difference < 0
 
     @property
     def within_paired(self) -> bool:
@@ -87,26 +77,30 @@ class Standing:
         return self.is_best or self.difference <= self.rival_error
 
 
+def pairs(splits: Splits, method: str, rival: str) -> tuple[list[float], list[float]]:
+    """NLL of both on the splits that both have."""
+    both = {i: found for i, found in splits.items() if method in found and rival in found}
+    return values(both, method, "nll"), values(both, rival, "nll")
+
+
 def standing(splits: Splits, method: str, methods: Sequence[str]) -> Standing | None:
     """Of one method among others; None where there is nothing to compare."""
-    field = present(splits, methods)
-    both = {i: splits[i] for i in shared(splits, field)}
-    if method not in field or len(field) < 2 or not both:
+    found = {m: pairs(splits, method, m) for m in methods if m != method}
+    differences = {
+        m: [one - other for one, other in zip(*pair, strict=True)]
+        for m, pair in found.items()
+        if pair[0]
+    }
+    if not differences:
         return None
-    nll = {m: values(both, m, "nll") for m in field}
-    means = {m: statistics.fmean(found) for m, found in nll.items()}
-    rival = min((m for m in field if m != method), key=means.__getitem__)
-    pairs = zip(nll[method], nll[rival], strict=True)
-    difference, error = scores.mean_and_error([one - other for one, other in pairs])
+    means = {m: statistics.fmean(difference) for m, difference in differences.items()}
+    rival = max(means, key=means.__getitem__)
     return Standing(
-        method,
-        len(both),
-        min(field, key=means.__getitem__),
-        max(field, key=means.__getitem__),
         rival,
-        difference,
-        error,
-        scores.mean_and_error(nll[rival])[1],
+        len(differences[rival]),
+        *scores.mean_and_error(differences[rival]),
+        scores.mean_and_error(found[rival][1])[1],
+        min(means.values()) > 0,
     )
 
 
@@ -180,8 +174,8 @@ def comparison(
         return f" (target ≥ {target}: {'met' if count >= target else 'not met'})"
 
     lines = [
-        f"{method} among {', '.join(m for m in methods if m != method)}; on the splits that all "
-        "of a set's rows have:",
+        f"{method} among {'; '.join(m for m in methods if m != method)}, in pairs, on the splits "
+        "that both have:",
         "",
         standing_table(found),
         "",

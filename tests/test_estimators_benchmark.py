@@ -164,14 +164,14 @@ def records(**nll):
     }
 
 
-def test_standing_is_paired_and_of_the_splits_that_all_have(module):
+def test_standing_is_paired_on_the_splits_that_both_have(module):
     reports = module("estimators_report")
     splits = records(
         lingp=[1.0, 2.0, 3.2, -9.0], ridge=[0.9, 2.1, 3.0, None], forest=[5.0, 6.0, 7.0, 8.0]
     )
     found = reports.standing(splits, "lingp", ["lingp", "ridge", "forest"])
     differences = np.array([0.1, -0.1, 0.2])
-    assert (found.num_splits, found.rival, found.best, found.worst) == (3, *["ridge"] * 2, "forest")
+    assert (found.num_splits, found.rival) == (3, "ridge")
     assert found.difference == pytest.approx(differences.mean())
     assert found.paired_error == pytest.approx(differences.std(ddof=1) / math.sqrt(3))
     assert found.rival_error == pytest.approx(np.std([0.9, 2.1, 3.0], ddof=1) / math.sqrt(3))
@@ -179,8 +179,11 @@ def test_standing_is_paired_and_of_the_splits_that_all_have(module):
     assert found.within_best
     assert not found.is_best
     assert not found.is_worst
-    assert reports.standing(splits, "lingp", ["lingp"]) is None
-    assert reports.standing(splits, "lingp", ["ridge", "forest"]) is None
+    alone = reports.standing(splits, "lingp", ["lingp", "forest"])
+    assert (alone.num_splits, alone.is_best, alone.is_worst) == (4, True, False)
+    assert alone.difference == pytest.approx(np.mean([-4.0, -4.0, -3.8, -17.0]))
+    assert reports.standing(splits, "lingp", ["lingp", "other"]) is None
+    assert reports.standing(splits, "other", ["lingp", "other"]) is None
 
 
 def test_one_standard_error_is_of_the_difference_or_of_the_best(module):
