@@ -13,13 +13,16 @@ from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.posteriors import Posterior
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 from typing_extensions import Self
 
+from lingp.estimators import LinearizedGPRegressor
 from lingp.integrations.botorch.covariance import SampledCovariance
 from lingp.integrations.botorch.latent import LatentPosterior
 from lingp.integrations.botorch.noise import between_rows, noise_blocks
 from lingp.integrations.botorch.observations import Observations
+from lingp.integrations.botorch.scaling import affine, standardize
 from lingp.likelihoods import Heteroscedastic, KnownNoiseGaussian, QuadraticLikelihood, Tempered
 from lingp.models import LinearizedGP
 from lingp.models.layout import untempered
@@ -87,6 +90,28 @@ class LinearizedGPModel(Model, _CanFantasize):
         if outcome_transform is not None:
             self.outcome_transform = copy.deepcopy(outcome_transform)
         self.eval()
+
+    @classmethod
+    def from_estimator(cls, estimator: LinearizedGPRegressor) -> LinearizedGPModel:
+        """The model of a fitted scikit-learn estimator, in the units of its data.
+
+        Raises
+        ------
+        TypeError
+            If it is no `LinearizedGPRegressor`.
+        """
+        if not isinstance(estimator, LinearizedGPRegressor):
+            raise TypeError(
+                f"estimator: expected a LinearizedGPRegressor, got {type(estimator).__name__}"
+            )
+        check_is_fitted(estimator)
+        x, y = estimator.x_scaler_, estimator.y_scaler_
+        offset, scale, mean, spread = map(torch.as_tensor, (x.mean, x.scale, y.mean, y.scale))
+        return cls(
+            estimator.gp_,
+            input_transform=affine(offset, scale),
+            outcome_transform=standardize(mean, spread),
+        )
 
     @property
     def num_outputs(self) -> int:

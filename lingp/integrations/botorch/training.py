@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import torch
-from botorch.models.transforms.input import AffineInputTransform, InputTransform
+from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform, Standardize
 from gpytorch.constraints import GreaterThan
 from torch import Tensor, nn
 
-from lingp.estimators.networks import build_network, layer_sizes
+from lingp.estimators.networks import build_network
 from lingp.integrations.botorch.model import LinearizedGPModel
+from lingp.integrations.botorch.scaling import unit_variance
 from lingp.likelihoods import Gaussian, KnownNoiseGaussian, Likelihood
 from lingp.models.choice import Inference
 from lingp.priors import Prior
 from lingp.training import train_with_evidence
 
+HIDDEN = (50,)
 STEPS = 600
+# Of prior and noise; the first comes early, before the network has learned noise, and so does the
+# first precision, which is large
+_UPDATES, _BURN_IN, _PRECISION = 8, 20, 10.0
 _LEAST_NOISE = 1e-4  # variance, of standardised outcomes
 
 
@@ -53,7 +57,7 @@ def fit_linearized_gp(
         variable has variance 1. By default those of the data.
     net
         The network to start from, which gives m outputs of d inputs; it is copied. By default one
-        hidden layer of 50 GELU units, or two for many data.
+        hidden layer of 50 GELU units, with a linear path beside it.
     prior, inference
         As in `LinearizedGP`.
     steps
@@ -79,7 +83,7 @@ def fit_linearized_gp(
     improvement for Bayesian optimization", for the acquisition functions to use it with.
     """
     _check(train_X, train_Y, train_Yvar, bounds)
-    inputs = copy.deepcopy(input_transform) or _unit_variance(train_X, bounds)
+    inputs = copy.deepcopy(input_transform) or unit_variance(train_X, bounds)
     outcomes = copy.deepcopy(outcome_transform) or Standardize(train_Y.shape[-1])
     with torch.no_grad():
         x = inputs.train()(train_X).double()
@@ -88,8 +92,7 @@ def fit_linearized_gp(
     generator = generator or torch.Generator().manual_seed(0)
     if net is None:
         seed = int(torch.randint(2**31 - 1, (), generator=generator, device=generator.device))
-        hidden = layer_sizes(None, *x.shape)
-        net = build_network(x.shape[1], hidden, y.shape[1], "gelu", seed).to(x.device)
+        net = build_network(x.shape[1], HIDDEN, y.shape[1], "gelu", seed).to(x.device)
     likelihood: Likelihood
     if noise is None:
         least = GreaterThan(_LEAST_NOISE)
@@ -102,8 +105,10 @@ def fit_linearized_gp(
         x,
         y,
         likelihood=likelihood,
-        prior=prior,
+        prior=_PRECISION if prior is None else prior,
         steps=steps,
+        burn_in=min(_BURN_IN, steps),
+        updates=max(1, min(_UPDATES, steps // 10)),
         inference=inference,
         mean="refit",
         generator=generator,
@@ -112,14 +117,6 @@ def fit_linearized_gp(
     return LinearizedGPModel(
         trained.gp, input_transform=inputs.eval(), outcome_transform=outcomes.eval()
     )
-
-
-def _unit_variance(X: Tensor, bounds: Tensor | None) -> AffineInputTransform:
-    """That which takes least and largest inputs to -√3 and √3."""
-    lower, upper = (X.amin(0), X.amax(0)) if bounds is None else bounds.to(X)
-    scale = (upper - lower) / math.sqrt(12)
-    scale = torch.where(scale > 0, scale, 1.0)
-    return AffineInputTransform(X.shape[1], coefficient=scale, offset=(lower + upper) / 2)
 
 
 def _check(X: Tensor, Y: Tensor, Yvar: Tensor | None, bounds: Tensor | None) -> None:
