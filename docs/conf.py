@@ -36,7 +36,7 @@ sphinx_gallery_conf = {
     "examples_dirs": "../examples/gallery",
     "gallery_dirs": "gallery",
     "filename_pattern": r"/plot_",
-    "within_subsection_order": "FileNameSortKey",
+    "within_subsection_order": "gallery_settings.ReadingOrder",
     "abort_on_example_error": True,
     "reset_modules": ("matplotlib", "gallery_settings.reset"),
     "reset_modules_order": "both",
@@ -50,6 +50,8 @@ sphinx_gallery_conf = {
 
 html_theme = "furo"
 html_title = "lingp"
+html_static_path = ["_static"]
+html_css_files = ["lingp.css"]
 
 
 def escape_formulas(app, what, name, obj, options, lines):

@@ -1,6 +1,7 @@
-"""What happens before and after each example of the gallery runs."""
+"""The order of the gallery's examples, and what happens before and after each runs."""
 
 import warnings
+from pathlib import Path
 
 import torch
 
@@ -16,3 +17,16 @@ def reset(gallery_conf, filename, when):
         warnings.simplefilter("error", RuntimeWarning)
     else:
         warnings.filters[:] = reset.filters
+
+
+class ReadingOrder:
+    """From the simple to the special; what isn't named comes last, by name."""
+
+    NAMES = ("regression", "classification", "noise", "coverage", "influence", "how_it_works")
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, filename):
+        name = Path(filename).stem.removeprefix("plot_")
+        return (self.NAMES.index(name) if name in self.NAMES else len(self.NAMES), name)

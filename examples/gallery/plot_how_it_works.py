@@ -1,4 +1,4 @@
-r"""
+"""
 How it works, in pictures
 =========================
 
@@ -84,8 +84,8 @@ plt.show()
 # Features and kernel
 # -------------------
 # The columns of J are the features of a linear model, and the kernel is the product of features,
-# :math:`K(x, x') = J(x)\, \Sigma_0\, J(x')^\top`. Its shape was learned, and varies from place to
-# place as no stationary kernel does.
+# K(x, x') = J(x) Σ0 J(x')ᵀ. Its shape was learned, and varies from place to place as no stationary
+# kernel does.
 
 K = (at_grid @ at_grid.T / precision).numpy()
 figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
