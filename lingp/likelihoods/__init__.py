@@ -10,6 +10,7 @@ from lingp.likelihoods.bernoulli import Bernoulli
 from lingp.likelihoods.binomial import Binomial
 from lingp.likelihoods.categorical import Categorical
 from lingp.likelihoods.correlated import CorrelatedGaussian
+from lingp.likelihoods.elementwise import ElementwiseLikelihood
 from lingp.likelihoods.from_distribution import FromDistribution
 from lingp.likelihoods.gaussian import Gaussian
 from lingp.likelihoods.gpytorch_likelihood import to_gpytorch
@@ -28,6 +29,7 @@ from lingp.likelihoods.roots import (
     UniformRoot,
 )
 from lingp.likelihoods.student_t import StudentT
+from lingp.likelihoods.targets import check_values, flatten_targets
 from lingp.likelihoods.tempered import Tempered
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "CurvatureRoot",
     "DenseRoot",
     "DiagonalRoot",
+    "ElementwiseLikelihood",
     "FromDistribution",
     "Gaussian",
     "GaussianPredictive",
@@ -56,6 +59,8 @@ __all__ = [
     "Tempered",
     "UniformRoot",
     "as_likelihood",
+    "check_values",
+    "flatten_targets",
     "to_gpytorch",
 ]
 

@@ -171,7 +171,8 @@ class Prior(gpytorch.Module, ABC):
         self.initialize(raw_precision=self.raw_precision_constraint.inverse_transform(value))
 
     def extra_repr(self) -> str:
-        return f"precision={_shown(self.precision)}"
+        # a prior of one's own may have no precision
+        return f"precision={_shown(self.precision)}" if hasattr(self, "raw_precision") else ""
 
 
 def _shown(values: Tensor) -> str:

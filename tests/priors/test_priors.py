@@ -115,3 +115,11 @@ def test_as_prior():
     assert isinstance(as_prior(0.5), Prior)
     with pytest.raises(TypeError, match="prior"):
         as_prior("isotropic")
+
+
+def test_a_prior_of_ones_own_needs_no_precision():
+    class Unit(Prior):
+        def variances(self):
+            return torch.ones(self.num_parameter_tensors)
+
+    assert repr(Unit()) == "Unit()"
