@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -11,8 +10,8 @@ from botorch.models.transforms.outcome import Standardize
 from torch import Tensor
 
 
-def unit_variance(X: Tensor, bounds: Tensor | None) -> AffineInputTransform:
-    """That which takes least and largest inputs to -√3 and √3, where uniform ones have variance 1.
+def between(X: Tensor, bounds: Tensor | None, side: float) -> AffineInputTransform:
+    """That which takes least and largest inputs to -side/2 and side/2.
 
     Parameters
     ----------
@@ -20,9 +19,11 @@ def unit_variance(X: Tensor, bounds: Tensor | None) -> AffineInputTransform:
         Inputs, (n x d).
     bounds
         Least and largest ones, (2 x d); None: those of X.
+    side
+        Length of the new range.
     """
     lower, upper = (X.amin(0), X.amax(0)) if bounds is None else bounds.to(X)
-    scale = (upper - lower) / math.sqrt(12)
+    scale = (upper - lower) / side
     return affine((lower + upper) / 2, torch.where(scale > 0, scale, 1.0))
 
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import copy
+import math
+from functools import partial
 
 import torch
-from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform, Standardize
 from gpytorch.constraints import GreaterThan
 from torch import Tensor, nn
 
-from lingp.estimators.networks import build_network
 from lingp.integrations.botorch.model import LinearizedGPModel
-from lingp.integrations.botorch.scaling import unit_variance
+from lingp.integrations.botorch.scaling import between
+from lingp.integrations.botorch.waves import Waves, learn_scales
 from lingp.likelihoods import Gaussian, KnownNoiseGaussian, Likelihood
+from lingp.models import LinearizedGP
 from lingp.models.choice import Inference
 from lingp.priors import Prior
 from lingp.training import train_with_evidence
 
-HIDDEN = (50,)
 STEPS = 600
 # Of prior and noise; the first comes early, before the network has learned noise, and so does the
 # first precision, which is large
@@ -36,13 +37,15 @@ def fit_linearized_gp(
     prior: Prior | float | None = None,
     inference: Inference = "auto",
     steps: int = STEPS,
-    input_transform: InputTransform | None = None,
     outcome_transform: OutcomeTransform | None = None,
     generator: torch.Generator | None = None,
 ) -> LinearizedGPModel:
-    """Train a network, its prior and its noise with the evidence, and make a model of it.
+    """A model of data, to be put in the place of a fitted `SingleTaskGP(train_X, train_Y)`.
 
-    A second or two for some tens of points. torch's global random numbers are not used.
+    By default of a network of random sine features, of which a scale for each input, the prior and
+    the noise are learned by the evidence (see `Waves`): with the tens of points that optimisation
+    has, features that are learned as well overfit. A network that is given is trained, together
+    with its prior and noise, by the evidence. torch's global random numbers are not used.
 
     Parameters
     ----------
@@ -53,20 +56,19 @@ def fit_linearized_gp(
     train_Yvar
         Variances of the noise, (n x m), where they are known; else one for each output is learned.
     bounds
-        Of the inputs, (2 x d): least and largest. They are mapped to [-√3, √3], where a uniform
-        variable has variance 1. By default those of the data.
+        Of the inputs, (2 x d): least and largest; by default those of the data. The network sees
+        [-½, ½] in their place; one that is given, [-√3, √3], where a uniform variable has variance
+        1.
     net
-        The network to start from, which gives m outputs of d inputs; it is copied. By default one
-        hidden layer of 50 GELU units, with a linear path beside it.
-    prior, inference
+        A network of your own to start from, which gives m outputs of d inputs; it is copied.
+    prior, steps
+        Of the training of a network that is given, as `train_with_evidence` takes them.
+    inference
         As in `LinearizedGP`.
-    steps
-        Of training.
-    input_transform, outcome_transform
-        Others than the map of the bounds and `Standardize`; they are copied and learn from the
-        data.
+    outcome_transform
+        Another than `Standardize`; it is copied and learns from the data.
     generator
-        Source of the first weights and of batches; a fixed seed by default.
+        Source of the features, or of the training's batches; a fixed seed by default.
 
     Returns
     -------
@@ -76,34 +78,56 @@ def fit_linearized_gp(
     ------
     ValueError
         If shapes don't fit.
-
-    References
-    ----------
-    Ament, Daulton, Eriksson, Balandat and Bakshy, 2023, "Unexpected improvements to expected
-    improvement for Bayesian optimization", for the acquisition functions to use it with.
     """
     _check(train_X, train_Y, train_Yvar, bounds)
-    inputs = copy.deepcopy(input_transform) or unit_variance(train_X, bounds)
+    side = 1.0 if net is None else math.sqrt(12)
+    inputs = between(train_X, bounds, side)
     outcomes = copy.deepcopy(outcome_transform) or Standardize(train_Y.shape[-1])
     with torch.no_grad():
-        x = inputs.train()(train_X).double()
+        x = inputs(train_X).double()
         y, noise = outcomes.train()(train_Y, train_Yvar, X=train_X)
-        y = y.double()
+    y, noise = y.double(), None if noise is None else noise.double()
     generator = generator or torch.Generator().manual_seed(0)
-    if net is None:
-        seed = int(torch.randint(2**31 - 1, (), generator=generator, device=generator.device))
-        net = build_network(x.shape[1], HIDDEN, y.shape[1], "gelu", seed).to(x.device)
-    likelihood: Likelihood
+    make = _untrained if net is None else partial(_trained, net, prior=prior, steps=steps)
+    gp = make(x, y, noise, inference=inference, generator=generator)
+    return LinearizedGPModel(gp, input_transform=inputs, outcome_transform=outcomes.eval())
+
+
+def _untrained(
+    x: Tensor, y: Tensor, noise: Tensor | None, *, inference: Inference, generator: torch.Generator
+) -> LinearizedGP:
+    """Of sine features on the scales of largest evidence."""
+    net = Waves(x.shape[1], y.shape[1], generator).to(x.device)
+    learned = learn_scales(net, x, y, noise)
+    net.scale.copy_(learned.scale)
+    likelihood: Likelihood = KnownNoiseGaussian()
     if noise is None:
-        least = GreaterThan(_LEAST_NOISE)
-        likelihood = Gaussian([0.1] * y.shape[1], noise_constraint=least)
-    else:
-        likelihood = KnownNoiseGaussian()
-        y = torch.stack([y, noise.double()], -1)
-    trained = train_with_evidence(
+        shared = learned.noise[0] if y.shape[1] == 1 else learned.noise
+        likelihood = Gaussian(shared)
+    gp = LinearizedGP(net, likelihood, prior=learned.precision, inference=inference, mean="refit")
+    return gp.fit(x, _targets(y, noise), progress=False)
+
+
+def _trained(
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    noise: Tensor | None,
+    *,
+    prior: Prior | float | None,
+    steps: int,
+    inference: Inference,
+    generator: torch.Generator,
+) -> LinearizedGP:
+    """Of a network that is trained with the evidence."""
+    likelihood: Likelihood = KnownNoiseGaussian()
+    if noise is None:
+        start = 0.1 if y.shape[1] == 1 else [0.1] * y.shape[1]
+        likelihood = Gaussian(start, noise_constraint=GreaterThan(_LEAST_NOISE))
+    return train_with_evidence(
         net,
         x,
-        y,
+        _targets(y, noise),
         likelihood=likelihood,
         prior=_PRECISION if prior is None else prior,
         steps=steps,
@@ -113,10 +137,12 @@ def fit_linearized_gp(
         mean="refit",
         generator=generator,
         progress=False,
-    )
-    return LinearizedGPModel(
-        trained.gp, input_transform=inputs.eval(), outcome_transform=outcomes.eval()
-    )
+    ).gp
+
+
+def _targets(y: Tensor, noise: Tensor | None) -> Tensor:
+    """As the likelihood takes them."""
+    return y if noise is None else torch.stack([y, noise], -1)
 
 
 def _check(X: Tensor, Y: Tensor, Yvar: Tensor | None, bounds: Tensor | None) -> None:
