@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -15,17 +16,29 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from lingp.estimators.networks import build_network, layer_sizes
+from lingp.estimators.overfitting import evidence, overfitted
 from lingp.estimators.scaling import Standardizer
 from lingp.inference import Blocks, Mean
 from lingp.inference.progress import track
 from lingp.likelihoods import Gaussian, Likelihood, QuadraticLikelihood
 from lingp.models import LinearizedGP, Prediction
-from lingp.training import EvidenceTrainer, History, Plan
+from lingp.priors import Prior
+from lingp.training import (
+    EvidenceTrainer,
+    EvidenceTraining,
+    History,
+    Plan,
+    TrainingFailedError,
+    TrainingStoppedWarning,
+)
+from lingp.training.optimization import MakeOptimizer
 
-# nats of evidence per target that a network may lose while it goes on learning. On validation rows
-# of wine (two layers), which loses 0.25, going back gains 0.07 nats; concrete loses 0.14 on its way
-# to what predicts better by 0.09
-_OVERFITTED = 0.2
+_BURN_IN = 20  # steps before prior and noise first move; later, a network may have learned noise
+# linear models are trained to the end between two moves of the hyperparameters
+_CONVEX: dict[str, Any] = {
+    "plan": Plan(steps=12, updates=12, select="evidence"),
+    "optimizer": partial(torch.optim.LBFGS, lr=1.0, max_iter=50, line_search_fn="strong_wolfe"),
+}
 _LEAST = 1e-12  # noise variance that a search starts from
 
 
@@ -94,29 +107,86 @@ class LinearizedGPEstimator(BaseEstimator):
         self.x_scaler_ = Standardizer.of(rows) if scaled else Standardizer.identity(rows)
         seed, generator = self._seeds()
         if self.module is not None:
-            network = copy.deepcopy(self.module)
+            network, options = copy.deepcopy(self.module), {}
         else:
-            hidden = layer_sizes(self.hidden_layer_sizes, len(rows), rows.shape[1])
-            network = build_network(rows.shape[1], hidden, num_outputs, self.activation, seed)
-            self._initialize(network)
+            hidden = layer_sizes(self.hidden_layer_sizes)
+            network = self._network(hidden, rows.shape[1], num_outputs, seed)
+            options = {} if hidden else _CONVEX
         if self.device is not None:
             network = network.to(self.device)
         device = next((p.device for p in network.parameters()), torch.device("cpu"))
         x = torch.from_numpy(self.x_scaler_.transform(rows)).to(device)
         y = torch.from_numpy(targets).to(device)
-        mean = self._whose_mean(likelihood, streaming)
+        given = x, y, likelihood, self._whose_mean(likelihood, streaming), generator
         if self.prefit:
-            self._condition(network, x, y, likelihood, mean, generator)
+            self.gp_ = self._conditioned(network, *given)
+            self.module_, self.history_, self.n_iter_ = network.eval(), History(), 0
             return
-        # short trainings: no hyperparameter step sooner than ten steps after another
-        updates = max(1, self.steps // 10) if self.steps and self.steps < 80 else None
+        trainer = self._run(network, *given, **options)
+        show = bool(self.verbose)
+        trained = trainer.result(select="last", progress=show)
+        if not options and rows.ndim == 2 and not isinstance(self.inference, Blocks):
+            linear = self._linear(rows.shape[1], num_outputs, seed, *given)
+            best = trainer.result(select="evidence", progress=show)
+            if overfitted(trained, best, linear, y.numel()):
+                trained = best
+                asked_for = (self.module, self.hidden_layer_sizes, self.prior)
+                if linear is not None and all(option is None for option in asked_for):
+                    trained = max(best, linear, key=evidence)
+        self.gp_, self.module_, self.history_ = trained.gp, trained.net, trained.history
+        self.n_iter_ = trained.step or 0
+
+    def _linear(
+        self, num_inputs: int, num_outputs: int, seed: int, x: Tensor, *given: Any
+    ) -> EvidenceTraining | None:
+        """A linear model of the same data, of one precision; None if they can't have one."""
+        network = self._network((), num_inputs, num_outputs, seed).to(x.device)
+        with warnings.catch_warnings():
+            # where nothing is noise, training stops before the noise is 0
+            warnings.simplefilter("ignore", TrainingStoppedWarning)
+            try:
+                return self._run(network, x, *given, prior=1.0, **_CONVEX).result(select="last")
+            except TrainingFailedError:
+                return None
+
+    def _network(
+        self, hidden: tuple[int, ...], num_inputs: int, num_outputs: int, seed: int
+    ) -> nn.Module:
+        """A network of these sizes with its first weights."""
+        network = build_network(num_inputs, hidden, num_outputs, self.activation, seed)
+        self._initialize(network)
+        return network
+
+    def _run(
+        self,
+        network: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        likelihood: Likelihood,
+        mean: Mean,
+        generator: torch.Generator,
+        *,
+        prior: Prior | float | None = None,
+        plan: Plan | None = None,
+        optimizer: MakeOptimizer | None = None,
+    ) -> EvidenceTrainer:
+        """Train a network with the evidence."""
+        if plan is None:
+            steps, updates = self.steps, None
+            if steps and steps < 80:
+                # short trainings: no hyperparameter step sooner than ten steps after another
+                updates = max(1, steps // 10)
+            first = min(_BURN_IN, steps or _BURN_IN)
+            plan = Plan(steps=steps, burn_in=first, updates=updates, select="evidence")
         trainer = EvidenceTrainer(
             network,
             x,
             y,
             likelihood=likelihood,
-            prior=self.prior,
-            plan=Plan(steps=self.steps, updates=updates, select="evidence"),
+            prior=self.prior if prior is None else prior,
+            plan=plan,
+            optimizer=optimizer,
+            batch_size=None if optimizer is None else len(x),
             inference=copy.deepcopy(self.inference),
             mean=mean,
             generator=generator,
@@ -126,12 +196,7 @@ class LinearizedGPEstimator(BaseEstimator):
             if trainer.finished:
                 break
             trainer.step()
-        # evidences of different blocks of rows don't compare
-        compares = not isinstance(self.inference, Blocks)
-        overfitted = compares and _lost(trainer.history) > _OVERFITTED * targets.size
-        trained = trainer.result(select="evidence" if overfitted else "last", progress=show)
-        self.gp_, self.module_, self.history_ = trained.gp, trained.net, trained.history
-        self.n_iter_ = trained.step or 0
+        return trainer
 
     def _initialize(self, network: nn.Module) -> None:
         """Set first weights of a network of our own, where torch's are not the best."""
@@ -144,7 +209,7 @@ class LinearizedGPEstimator(BaseEstimator):
         trained = not self.prefit and isinstance(likelihood, QuadraticLikelihood)
         return "refit" if trained else "network"
 
-    def _condition(
+    def _conditioned(
         self,
         network: nn.Module,
         x: Tensor,
@@ -152,8 +217,8 @@ class LinearizedGPEstimator(BaseEstimator):
         likelihood: Likelihood,
         mean: Mean,
         generator: torch.Generator,
-    ) -> None:
-        """A trained network as it is, with the prior and noise of largest evidence."""
+    ) -> LinearizedGP:
+        """A network as it is, with the prior and noise of largest evidence."""
         gp = LinearizedGP(
             network,
             likelihood,
@@ -170,8 +235,7 @@ class LinearizedGPEstimator(BaseEstimator):
             noise = torch.maximum(left.clamp(min=_LEAST), 2 * least.to(left))
             likelihood.noise = noise.reshape(likelihood.noise.shape)
         gp.optimize_hyperparameters(generator=generator)
-        self.gp_, self.module_ = gp, network.eval()
-        self.history_, self.n_iter_ = History(), 0
+        return gp
 
     def _more(self, rows: np.ndarray, targets: np.ndarray) -> Self:
         """Condition on more rows; nothing is trained."""
@@ -203,9 +267,3 @@ def random_numbers(random_state: int | np.random.RandomState | None) -> np.rando
     if random_state is None:
         return np.random.RandomState()
     return check_random_state(random_state)
-
-
-def _lost(history: History) -> float:
-    """By how much the last evidence is less than the largest."""
-    evidences = [step.evidence for step in history]
-    return max(evidences) - evidences[-1] if evidences else 0.0

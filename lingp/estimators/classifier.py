@@ -23,8 +23,9 @@ class LinearizedGPClassifier(ClassifierMixin, LinearizedGPEstimator):
     """Classification by a neural network that is trained as a Gaussian process, with the evidence.
 
     `fit` trains a network together with its prior, by the marginal likelihood of its linearised
-    Laplace approximation; nothing has to be tuned or held out. Probabilities are averaged over
-    what the data leave open, so that they are less sure away from the data.
+    Laplace approximation; nothing has to be tuned or held out, and overfitting is dealt with as in
+    `LinearizedGPRegressor`. Probabilities are averaged over what the data leave open, so that they
+    are less sure away from the data.
 
     Parameters
     ----------

@@ -18,18 +18,13 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "silu": nn.SiLU,
     "tanh": nn.Tanh,
 }
-WIDTH = 50
-FEW = 40  # rows for each input
+SIZES = (50, 50)
 
 
-def layer_sizes(given: Any, num_rows: int, num_inputs: int) -> tuple[int, ...]:
-    """Widths of the hidden layers: as given, or by the size of the data.
-
-    Two layers of 50, or one where there are fewer than 40 rows for each input: of the small UCI
-    sets that is boston (35), where one layer predicts better.
-    """
+def layer_sizes(given: Any) -> tuple[int, ...]:
+    """Widths of the hidden layers as given, or two layers of 50."""
     if given is None:
-        return (WIDTH,) if num_rows < FEW * num_inputs else (WIDTH, WIDTH)
+        return SIZES
     if isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, str):
         sizes = list(given)
     else:
@@ -48,6 +43,7 @@ def build_network(
     """Linear layers with activations between them, float64, on the CPU.
 
     First weights are torch's own, drawn from `seed`; torch's global generator stays as it is.
+    Without hidden layers it is one linear layer, which starts at zero.
     """
     if activation not in ACTIVATIONS:
         raise ValueError(
@@ -61,4 +57,8 @@ def build_network(
         for size, following in pairwise([num_inputs, *hidden, num_outputs]):
             # the device is named: a default device would have a generator of its own
             layers += [nn.Linear(size, following, device="cpu", dtype=torch.float64), make()]
-    return nn.Sequential(*layers[:-1])
+    network = nn.Sequential(*layers[:-1])
+    if not hidden:
+        for parameter in network.parameters():
+            nn.init.zeros_(parameter)
+    return network

@@ -26,16 +26,17 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
     """Regression by a neural network that is trained as a Gaussian process, with the evidence.
 
     `fit` trains a network together with its prior and noise, by the marginal likelihood of its
-    linearised Laplace approximation; nothing has to be tuned or held out. Where the evidence falls
-    by more than 0.2 nats per target in the end, the network has overfitted, and the state of
-    largest evidence is used. Standard deviations, covariances, intervals and samples are those of
-    the targets: uncertainty of the function and noise.
+    linearised Laplace approximation; nothing has to be tuned or held out. Where training has lost
+    more than half of the evidence that it had won over a linear model, the network has learned
+    noise: the network as it was at its largest evidence is used then, or, if that has more, the
+    linear model. Standard deviations, covariances, intervals and samples are those of the targets:
+    uncertainty of the function and noise.
 
     Parameters
     ----------
     hidden_layer_sizes
-        Widths of the hidden layers. By default (50, 50), or (50,) where there are fewer than 40
-        rows for each input.
+        Widths of the hidden layers; none, (), is a linear model. By default (50, 50), or a linear
+        model where the network overfits and the evidence is for it (not with a `prior`).
     activation
         "gelu", "identity", "logistic", "relu", "silu" or "tanh".
     module
