@@ -31,9 +31,9 @@ from torch import Tensor
 
 FUNCTIONS = ("branin", "hartmann6", "ackley5", "levy4", "rosenbrock3")
 DEFAULT = "branin,hartmann6,ackley5"
-EVALUATIONS = {"branin": 20, "hartmann6": 30, "ackley5": 25, "levy4": 25, "rosenbrock3": 20}
+EVALUATIONS = {"branin": 20, "hartmann6": 25, "ackley5": 20, "levy4": 25, "rosenbrock3": 20}
 MODELS = ("lingp", "SingleTaskGP", "random")
-RESTARTS, RAW_SAMPLES, ITERATIONS = 8, 256, 100
+RESTARTS, RAW_SAMPLES, ITERATIONS = 5, 128, 100
 _LEAST = 1e-6  # of a logarithmic axis
 
 Fit = Callable[[Tensor, Tensor, Tensor, int], Any]

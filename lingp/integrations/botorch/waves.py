@@ -2,10 +2,11 @@
 
     f(x) = v sin(W (x ∘ s) + b) + c,      W_ij ~ N(0, 1),  b_i ~ U(-π, π),  v small
 
-A posteriori every weight is uncertain; before that, only s, the prior precision and the noise are
-chosen, by the evidence, which is that of a Gaussian process here: the features have not seen the
-data. With many units the kernel is near a squared exponential with length scales 1 / s (Rahimi and
-Recht, 2007, "Random features for large-scale kernel machines").
+Units come in pairs, the second a quarter of a wave behind the first, and W fills the space evenly.
+Every weight is uncertain; what is learned are s, the prior precision and the noise, by the
+evidence, which is that of a Gaussian process here: the features have not seen the data. With many
+units the kernel is near a squared exponential with length scales 1 / s (Rahimi and Recht, 2007,
+"Random features for large-scale kernel machines").
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from botorch.optim.closures import ForwardBackwardClosure
 from botorch.optim.core import scipy_minimize
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor, nn
+from torch.quasirandom import SobolEngine
 
 from lingp.linearization import LinearizedNetwork
 from lingp.operators import gram
 
-UNITS = 500
-_OUTPUT = 0.1  # of v, so that its share of the kernel, which grows with |x|, is small
+UNITS = 512
+_OUTPUT = 0.01  # of v, so that its share of the kernel, which grows with |x|, is small
+_START = 2.0  # what the logarithms of length scales lie below their prior's mean
+_SHORTEST = 0.1  # length scale, of a cube's side: random features fit anything with shorter ones
 _LEAST_NOISE = 1e-4  # variance, of standardised outcomes
 _ITERATIONS = 100
 
@@ -45,7 +49,7 @@ class Waves(nn.Module):
     generator
         Draws the weights.
     units
-        Number of sines.
+        Number of sines, even.
     """
 
     scale: Tensor
@@ -54,13 +58,17 @@ class Waves(nn.Module):
         self, num_inputs: int, num_outputs: int, generator: torch.Generator, units: int = UNITS
     ) -> None:
         super().__init__()
+        if units < 2 or units % 2:
+            raise ValueError(f"units: expected an even number of them, got {units}")
         place = {"dtype": torch.float64, "device": generator.device}
         # without first weights of torch's, which come from its global generator
         first = nn.utils.skip_init(nn.Linear, num_inputs, units, **place)
         last = nn.utils.skip_init(nn.Linear, units, num_outputs, **place)
         with torch.no_grad():
-            first.weight.normal_(generator=generator)
-            first.bias.uniform_(-math.pi, math.pi, generator=generator)
+            first.weight.copy_(_frequencies(first.weight, generator).repeat(2, 1))
+            phases = torch.empty_like(first.bias[: units // 2])
+            phases.uniform_(-math.pi, math.pi, generator=generator)
+            first.bias.copy_(torch.cat([phases, phases + 0.5 * math.pi]))
             last.weight.normal_(0, _OUTPUT / math.sqrt(units), generator=generator)
             last.bias.zero_()
         self.register_buffer("scale", torch.ones_like(first.weight[0].detach()))
@@ -70,6 +78,14 @@ class Waves(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.unscaled(x * self.scale)
         return outputs
+
+
+def _frequencies(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Normal numbers that fill the space evenly, (units/2 x d): scrambled Sobol points."""
+    count, dimension = len(like) // 2, like.shape[1]
+    seed = int(torch.randint(2**31 - 1, (), generator=generator, device=generator.device))
+    uniform = SobolEngine(dimension, scramble=True, seed=seed).draw(count, dtype=torch.float64)
+    return torch.special.ndtri(uniform.clamp(1e-9, 1 - 1e-9)).to(like)
 
 
 @dataclass(frozen=True)
@@ -117,7 +133,7 @@ def learn_scales(net: Waves, x: Tensor, y: Tensor, known: Tensor | None) -> Lear
     weights = linearized.weights().unsqueeze(-1)
     typical = math.sqrt(2) + 0.5 * math.log(x.shape[1])  # of log l
     raw = {
-        "scale": torch.full_like(x[0], 2 - typical),
+        "scale": torch.full_like(x[0], _START - typical),
         "precision": x.new_tensor(math.log(net.units)),
         "noise": x.new_full((y.shape[1],), math.log(1e-2)),
     }
@@ -145,7 +161,11 @@ def learn_scales(net: Waves, x: Tensor, y: Tensor, known: Tensor | None) -> Lear
         return value / len(y)
 
     closure = ForwardBackwardClosure(loss, parameters)
-    bounds = {"scale": (-7.0, 7.0), "precision": (-10.0, 20.0), "noise": (-14.0, 3.0)}
+    bounds = {
+        "scale": (-7.0, -math.log(_SHORTEST)),
+        "precision": (-10.0, 20.0),
+        "noise": (-14.0, 3.0),
+    }
     scipy_minimize(
         closure,
         parameters,
