@@ -147,6 +147,8 @@ def report(
             reports.comparison(found, methods.OURS, named, target),
         ]
         peers = [row for row in rows if not row.startswith(methods.OURS)]
+        if "new" in kinds:
+            sections.append(reports.comparison(found, methods.OURS, named, score="new"))
         if len(peers) + 1 > len(named):
             sections.append(reports.comparison(found, methods.OURS, [methods.OURS, *peers]))
     sections.append("\n".join(f"- {name} failed: {why}" for name, why in failures.items()))

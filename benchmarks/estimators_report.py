@@ -77,15 +77,17 @@ class Standing:
         return self.is_best or self.difference <= self.rival_error
 
 
-def pairs(splits: Splits, method: str, rival: str) -> tuple[list[float], list[float]]:
-    """NLL of both on the splits that both have."""
+def pairs(splits: Splits, method: str, rival: str, score: str) -> tuple[list[float], list[float]]:
+    """Scores of both on the splits that both have."""
     both = {i: found for i, found in splits.items() if method in found and rival in found}
-    return values(both, method, "nll"), values(both, rival, "nll")
+    return values(both, method, score), values(both, rival, score)
 
 
-def standing(splits: Splits, method: str, methods: Sequence[str]) -> Standing | None:
+def standing(
+    splits: Splits, method: str, methods: Sequence[str], score: str = "nll"
+) -> Standing | None:
     """Of one method among others; None where there is nothing to compare."""
-    found = {m: pairs(splits, method, m) for m in methods if m != method}
+    found = {m: pairs(splits, method, m, score) for m in methods if m != method}
     differences = {
         m: [one - other for one, other in zip(*pair, strict=True)]
         for m, pair in found.items()
@@ -152,13 +154,17 @@ def standing_table(found: Mapping[str, Standing]) -> str:
 
 
 def comparison(
-    records: Records, method: str, methods: Sequence[str], target: int | None = None
+    records: Records,
+    method: str,
+    methods: Sequence[str],
+    target: int | None = None,
+    score: str = "nll",
 ) -> str:
     """Table and counts of one method among others; with a target, whether it is met."""
     found = {
         name: s
         for name, splits in records.items()
-        if (s := standing(splits, method, methods)) is not None
+        if (s := standing(splits, method, methods, score)) is not None
     }
     if not found:
         return ""
@@ -175,7 +181,7 @@ def comparison(
 
     lines = [
         f"{method} among {'; '.join(m for m in methods if m != method)}, in pairs, on the splits "
-        "that both have:",
+        f"that both have{'' if score == 'nll' else ', by NLL ' + HEADERS[score]}:",
         "",
         standing_table(found),
         "",

@@ -186,6 +186,19 @@ def test_standing_is_paired_on_the_splits_that_both_have(module):
     assert reports.standing(splits, "other", ["lingp", "other"]) is None
 
 
+def test_rows_that_are_training_rows_too_can_be_left_out(module):
+    reports = module("estimators_report")
+    made = {"wine": records(lingp=[1.0, 1.1], ridge=[-5.0, -5.0])}
+    for found in made["wine"].values():
+        for method, new in (("lingp", 1.0), ("ridge", 2.0)):
+            found[method]["new"] = new
+    assert not reports.standing(made["wine"], "lingp", ["lingp", "ridge"]).is_best
+    assert reports.standing(made["wine"], "lingp", ["lingp", "ridge"], "new").difference == -1.0
+    text = reports.comparison(made, "lingp", ["lingp", "ridge"], score="new")
+    assert "both have, by NLL of new rows:" in text
+    assert "- best on 1 of 1 sets (wine)" in text
+
+
 def test_one_standard_error_is_of_the_difference_or_of_the_best(module):
     reports = module("estimators_report")
     # always behind by 0.1, which is little beside the spread of the splits
