@@ -30,7 +30,6 @@ def test_gaussian_is_the_smoother_and_refits(data, inference):
     net = network()
     gp = LinearizedGP(net, Gaussian(noise=0.2), prior=1.5, mean="refit", inference=inference)
     found = influence(gp.fit(X, y))
-    J = gp.linearized.jacobian(X) if hasattr(gp.linearized, "jacobian") else None
     parts = torch.func.jacrev(lambda w: torch.func.functional_call(net, w, X).squeeze(1))(
         {name: p.detach() for name, p in net.named_parameters()}
     )
