@@ -15,7 +15,7 @@ from lingp.models import LinearizedGP
 from lingp.models.latents import Latents
 
 _MOST_COLUMNS = 1 << 23  # numbers in V
-_MOST_ROWS = 1 << 17  # numbers in the Jacobian at the points, past which the factors are faster
+_MOST_ROWS = 1 << 18  # numbers in the Jacobian at the points, past which the factors are faster
 
 
 @dataclass(frozen=True)

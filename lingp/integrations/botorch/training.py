@@ -104,7 +104,14 @@ def _untrained(
     if noise is None:
         shared = learned.noise[0] if y.shape[1] == 1 else learned.noise
         likelihood = Gaussian(shared)
-    gp = LinearizedGP(net, likelihood, prior=learned.precision, inference=inference, mean="refit")
+    gp = LinearizedGP(
+        net,
+        likelihood,
+        prior=learned.precision,
+        parameters="last_layer",
+        inference=inference,
+        mean="refit",
+    )
     return gp.fit(x, _targets(y, noise), progress=False)
 
 

@@ -1,16 +1,17 @@
 """A network for few data: random sine features whose scales, but not whose weights, are learned.
 
-    f(x) = v sin(W (x ∘ s) + b) + c,      W_ij ~ N(0, 1),  b_i ~ U(-π, π),  v small
+    f(x) = V [sin(W (x ∘ s) + b), √(H/2)],      W_ij ~ N(0, 1),  b_i ~ U(-π, π)
 
 Units come in pairs, the second a quarter of a wave behind the first, and W fills the space evenly.
-Every weight is uncertain; what is learned are s, the prior precision and the noise, by the
-evidence, which is that of a Gaussian process here: the features have not seen the data. With many
-units the kernel is near a squared exponential with length scales 1 / s (Rahimi and Recht, 2007,
-"Random features for large-scale kernel machines").
+The weights V of the last layer are uncertain, from 0. What is learned are s, their prior precision
+and the noise, by the evidence, which is that of a Gaussian process: the features have not seen the
+data. With many units the kernel is near a squared exponential with length scales 1 / s, plus a
+constant as large (Rahimi and Recht, 2007, "Random features for large-scale kernel machines").
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 
@@ -21,26 +22,26 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor, nn
 from torch.quasirandom import SobolEngine
 
-from lingp.linearization import LinearizedNetwork
-from lingp.operators import gram
-
 UNITS = 512
-_OUTPUT = 0.01  # of v, so that its share of the kernel, which grows with |x|, is small
 _START = 2.0  # what the logarithms of length scales lie below their prior's mean
 _SHORTEST = 0.1  # length scale, of a cube's side: random features fit anything with shorter ones
 _LEAST_NOISE = 1e-4  # variance, of standardised outcomes
 _ITERATIONS = 100
 
 
-class Sine(nn.Module):
-    """sin(x)."""
+class SineAndConstant(nn.Module):
+    """[sin(x), constant], (..., H) -> (..., H + 1)."""
+
+    def __init__(self, constant: float) -> None:
+        super().__init__()
+        self.constant = constant
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.sin()
+        return torch.cat([x.sin(), x.new_full((*x.shape[:-1], 1), self.constant)], -1)
 
 
 class Waves(nn.Module):
-    """v sin(W (x ∘ s) + b) + c.
+    """V [sin(W (x ∘ s) + b), √(H/2)].
 
     Parameters
     ----------
@@ -63,20 +64,20 @@ class Waves(nn.Module):
         place = {"dtype": torch.float64, "device": generator.device}
         # without first weights of torch's, which come from its global generator
         first = nn.utils.skip_init(nn.Linear, num_inputs, units, **place)
-        last = nn.utils.skip_init(nn.Linear, units, num_outputs, **place)
+        last = nn.utils.skip_init(nn.Linear, units + 1, num_outputs, bias=False, **place)
         with torch.no_grad():
             first.weight.copy_(_frequencies(first.weight, generator).repeat(2, 1))
             phases = torch.empty_like(first.bias[: units // 2])
             phases.uniform_(-math.pi, math.pi, generator=generator)
             first.bias.copy_(torch.cat([phases, phases + 0.5 * math.pi]))
-            last.weight.normal_(0, _OUTPUT / math.sqrt(units), generator=generator)
-            last.bias.zero_()
+            last.weight.zero_()
         self.register_buffer("scale", torch.ones_like(first.weight[0].detach()))
-        self.unscaled = nn.Sequential(first, Sine(), last)
+        self.features = nn.Sequential(first, SineAndConstant(math.sqrt(units / 2)))
+        self.last = last
         self.units = units
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.unscaled(x * self.scale)
+        outputs: Tensor = self.last(self.features(x * self.scale))
         return outputs
 
 
@@ -97,7 +98,7 @@ class Learned:
     scale
         s, (d,).
     precision
-        Of every weight.
+        Of every uncertain weight.
     noise
         Variances, (m,).
     """
@@ -129,8 +130,7 @@ def learn_scales(net: Waves, x: Tensor, y: Tensor, known: Tensor | None) -> Lear
     Hvarfner, Hellsten and Nardi, 2024, "Vanilla Bayesian optimization performs great in high
     dimensions".
     """
-    linearized = LinearizedNetwork(net.unscaled)
-    weights = linearized.weights().unsqueeze(-1)
+    sines = copy.deepcopy(net.features).requires_grad_(False)
     typical = math.sqrt(2) + 0.5 * math.log(x.shape[1])  # of log l
     raw = {
         "scale": torch.full_like(x[0], _START - typical),
@@ -145,14 +145,12 @@ def learn_scales(net: Waves, x: Tensor, y: Tensor, known: Tensor | None) -> Lear
         return parameters["noise"].exp() + _LEAST_NOISE
 
     def loss() -> Tensor:
-        outputs, factors = linearized.factors(x * parameters["scale"].exp())
-        kernel = gram(factors) * parameters["precision"].neg().exp()
-        prior_mean = outputs - factors.matmul(weights).squeeze(-1)
+        features = sines(x * parameters["scale"].exp())
+        kernel = features @ features.mT * parameters["precision"].neg().exp()
         variances = noise().expand_as(y) if known is None else known
-        root = psd_safe_cholesky(kernel + torch.diag(variances.flatten()))
-        residual = (y - prior_mean).reshape(-1, 1)
-        white = torch.linalg.solve_triangular(root, residual, upper=False)
-        value = 0.5 * white.square().sum() + root.diagonal().log().sum()
+        root = psd_safe_cholesky(kernel + torch.diag_embed(variances.mT))  # (m, n, n)
+        white = torch.linalg.solve_triangular(root, y.mT.unsqueeze(-1), upper=False)
+        value = 0.5 * white.square().sum() + root.diagonal(dim1=1, dim2=2).log().sum()
         lengths = -parameters["scale"]
         value = value + (((lengths - typical).square() / 6) + lengths).sum()
         if known is None:
