@@ -466,7 +466,7 @@ def test_errors():
     x = torch.rand(5, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     gp = lingp.LinearizedGP(image, prior=1.0).fit(x, x.sum((1, 2)), progress=False)
     with pytest.raises(ValueError, match="gp: its network doesn't take rows"):
-        LinearizedGPModel(gp).posterior(torch.zeros(1, 4, dtype=torch.float64))
+        LinearizedGPModel(gp)
 
 
 def test_without_botorch_the_error_says_what_to_install(monkeypatch):

@@ -54,7 +54,7 @@ class LinearizedGPModel(Model, _CanFantasize):
     RuntimeError
         If it has no data yet.
     ValueError
-        For a likelihood whose outputs are no values to be optimised.
+        For a likelihood whose outputs are no values to be optimised, or a network of other inputs.
 
     Examples
     --------
@@ -83,7 +83,7 @@ class LinearizedGPModel(Model, _CanFantasize):
                 "each observation is known"
             )
         self._condition_on(gp)
-        self._outputs = tuple(range(gp.laplace.training.num_outputs))
+        self._outputs = tuple(range(self._num_latent))
         self._observations: Observations | None = None
         if input_transform is not None:
             self.input_transform = copy.deepcopy(input_transform)
@@ -153,8 +153,9 @@ class LinearizedGPModel(Model, _CanFantasize):
         x = self.transform_inputs(X)
         rows, outputs = x.shape[-2], self._chosen(output_indices)
         mean, covariance = self._joint(x)
-        places = self._places(rows, outputs)
-        mean, covariance = mean[..., places], covariance[..., places, :][..., places]
+        if outputs != tuple(range(self._num_latent)):
+            places = self._places(rows, outputs)
+            mean, covariance = mean[..., places], covariance[..., places, :][..., places]
         if observation_noise is not False:
             blocks = noise_blocks(self.gp, observation_noise, outputs, rows)
             covariance = covariance + between_rows(blocks)
@@ -220,13 +221,16 @@ class LinearizedGPModel(Model, _CanFantasize):
         twin._observations = added
         return twin
 
-    @property
-    def _num_latent(self) -> int:
-        """C."""
-        return self.gp.laplace.training.num_outputs
-
     def _condition_on(self, gp: LinearizedGP) -> None:
+        training = gp.laplace.training
+        inputs = training.inputs[0]
+        if not isinstance(inputs, Tensor) or inputs.dim() != 2:
+            raise ValueError(
+                "gp: its network doesn't take rows of numbers, (n x d), as BoTorch gives them; "
+                "wrap it in a module that makes its inputs of them"
+            )
         self.gp = gp
+        self._num_latent = training.num_outputs  # C
         self.likelihood = copy.deepcopy(gp.likelihood).requires_grad_(False)
         self._latent = LatentPosterior(gp)
 
@@ -263,12 +267,6 @@ class LinearizedGPModel(Model, _CanFantasize):
         return plain and own and in_order and self.gp.mean == "refit" and not known
 
     def _check_inputs(self, X: Tensor) -> None:
-        wanted = self.gp.laplace.training.inputs[0]
-        if not isinstance(wanted, Tensor) or wanted.dim() != 2:
-            raise ValueError(
-                "gp: its network doesn't take rows of numbers, (n x d), as BoTorch gives them; "
-                "wrap it in a module that makes its inputs of them"
-            )
         if X.dim() < 2:
             raise ValueError(
                 f"X: expected (batch_shape x q x d), got shape {tuple(X.shape)}; a single point is "
