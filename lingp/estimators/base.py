@@ -128,11 +128,10 @@ class LinearizedGPEstimator(BaseEstimator):
         if not options and rows.ndim == 2 and not isinstance(self.inference, Blocks):
             linear = self._linear(rows.shape[1], num_outputs, seed, *given)
             best = trainer.result(select="evidence", progress=show)
-            if overfitted(trained, best, linear, y.numel()):
-                trained = best
+            if linear is not None and overfitted(trained, best, linear, len(x) * num_outputs):
                 asked_for = (self.module, self.hidden_layer_sizes, self.prior)
-                if linear is not None and all(option is None for option in asked_for):
-                    trained = max(best, linear, key=evidence)
+                free = all(option is None for option in asked_for)
+                trained = max(best, linear, key=evidence) if free else best
         self.gp_, self.module_, self.history_ = trained.gp, trained.net, trained.history
         self.n_iter_ = trained.step or 0
 

@@ -27,10 +27,10 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
 
     `fit` trains a network together with its prior and noise, by the marginal likelihood of its
     linearised Laplace approximation; nothing has to be tuned or held out. Where training has lost
-    more than half of the evidence that it had won over a linear model, the network has learned
-    noise: the network as it was at its largest evidence is used then, or, if that has more, the
-    linear model. Standard deviations, covariances, intervals and samples are those of the targets:
-    uncertainty of the function and noise.
+    more than half of the evidence that it had won over a linear model, or never won any, the
+    network has learned noise: as it was at its largest evidence it is used then, or, if that has
+    more, the linear model. Standard deviations, covariances, intervals and samples are those of the
+    targets: uncertainty of the function and noise.
 
     Parameters
     ----------

@@ -133,18 +133,16 @@ def made(evidence):
 @pytest.mark.parametrize(
     ("last", "best", "linear", "expected"),
     [
-        (-50, -10, -100, False),  # 40 of the 90 nats that were won
-        (-60, -10, -100, True),  # 50
+        (-50, -10, -100, False),  # 50 of the 90 nats that were won are left
+        (-60, -10, -100, True),  # 40
         (-10, -10, -100, False),
-        (-14, -10, -1, False),  # 0.04 nats per target, of nothing won
-        (-16, -10, -1, True),
-        (-10, -10, -1, False),
-        (-16, -10, None, True),
-        (-14, -10, None, False),
+        (-12, -10, -10, False),  # nothing won; 0.02 nats per output behind
+        (-14, -10, -10, True),
+        (-14, -14, -10, True),
+        (-10, -10, -9, False),
     ],
 )
 def test_overfitting_is_losing_half_of_what_was_won_over_a_linear_model(
     last, best, linear, expected
 ):
-    simple = None if linear is None else made(linear)
-    assert overfitted(made(last), made(best), simple, 100) == expected
+    assert overfitted(made(last), made(best), made(linear), 100) == expected
