@@ -4,12 +4,14 @@ import copy
 import importlib
 import re
 import sys
+import warnings
 
 import pytest
 import torch
 from botorch_cases import D, N, fitted, network, rows, values
 
 import lingp
+from lingp.inference.factorize import RoundingWarning
 from lingp.likelihoods import (
     Bernoulli,
     CorrelatedGaussian,
@@ -106,6 +108,21 @@ def test_gradients_are_those_of_finite_differences(name, path, outputs, monkeypa
 
     assert torch.autograd.gradcheck(moments, x, eps=1e-6, atol=1e-6, rtol=1e-5)
     assert torch.autograd.gradcheck(lambda x: moments(x[:, :1]), x, eps=1e-6, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("inference", EXACT)
+def test_gradients_past_the_rounding_limit(inference):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RoundingWarning)
+        gp = fitted(likelihood=Gaussian(1e-13), inference=inference)
+        assert gp.laplace.posterior().factorization.from_qr
+    model, x = LinearizedGPModel(gp), rows(2, 2, seed=3).requires_grad_()
+
+    def moments(x):
+        posterior = model.posterior(x)
+        return posterior.mean, posterior.distribution.covariance_matrix
+
+    assert torch.autograd.gradcheck(moments, x, eps=1e-6, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("prior", [Layerwise, UnitWise, Diagonal])
