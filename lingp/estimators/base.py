@@ -127,10 +127,13 @@ class LinearizedGPEstimator(BaseEstimator):
         trained = trainer.result(select="last", progress=show)
         if not options and rows.ndim == 2 and not isinstance(self.inference, Blocks):
             linear = self._linear(rows.shape[1], num_outputs, seed, *given)
-            best = trainer.result(select="evidence", progress=show)
+            evidences = [step.evidence for step in trainer.history]
+            fell = bool(evidences) and evidences[-1] < max(evidences)
+            best = trainer.result(select="evidence", progress=show) if fell else trained
             if linear is not None and overfitted(trained, best, linear, len(x) * num_outputs):
                 asked_for = (self.module, self.hidden_layer_sizes, self.prior)
-                free = all(option is None for option in asked_for)
+                # a network can make more of rows that are still to come
+                free = not streaming and all(option is None for option in asked_for)
                 trained = max(best, linear, key=evidence) if free else best
         self.gp_, self.module_, self.history_ = trained.gp, trained.net, trained.history
         self.n_iter_ = trained.step or 0

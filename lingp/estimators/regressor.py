@@ -36,7 +36,8 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
     ----------
     hidden_layer_sizes
         Widths of the hidden layers; none, (), is a linear model. By default (50, 50), or a linear
-        model where the network overfits and the evidence is for it (not with a `prior`).
+        model where the network overfits and the evidence is for it (not with a `prior`, nor where
+        training starts with `partial_fit`).
     activation
         "gelu", "identity", "logistic", "relu", "silu" or "tanh".
     module

@@ -114,6 +114,14 @@ def test_sizes_that_are_given_are_kept():
     assert len(kinds_of(LinearizedGPRegressor(module=own, **SHORT).fit(X, y))) == 3
 
 
+def test_rows_that_are_still_to_come_get_a_network():
+    X, y = noisy_line()
+    model = LinearizedGPRegressor(**SHORT).partial_fit(X, y)
+    assert len(kinds_of(model)) == 5
+    # as it was at the largest evidence all the same
+    assert model.n_iter_ < 400
+
+
 def test_linear_models_on_many_rows_are_fitted_to_all_of_them():
     X, y = noisy_line(3000)
     model = LinearizedGPRegressor(hidden_layer_sizes=(), random_state=0).fit(X, y)
