@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -40,6 +41,17 @@ _CONVEX: dict[str, Any] = {
     "optimizer": partial(torch.optim.LBFGS, lr=1.0, max_iter=50, line_search_fn="strong_wolfe"),
 }
 _LEAST = 1e-12  # noise variance that a search starts from
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What networks are trained on: standardised inputs and targets, and what goes with them."""
+
+    x: Tensor
+    y: Tensor
+    likelihood: Likelihood
+    mean: Mean
+    generator: torch.Generator
 
 
 class LinearizedGPEstimator(BaseEstimator):
@@ -117,16 +129,17 @@ class LinearizedGPEstimator(BaseEstimator):
         device = next((p.device for p in network.parameters()), torch.device("cpu"))
         x = torch.from_numpy(self.x_scaler_.transform(rows)).to(device)
         y = torch.from_numpy(targets).to(device)
-        given = x, y, likelihood, self._whose_mean(likelihood, streaming), generator
+        mean = self._whose_mean(likelihood, streaming)
+        problem = Problem(x, y, likelihood, mean, generator)
         if self.prefit:
-            self.gp_ = self._conditioned(network, *given)
+            self.gp_ = self._conditioned(network, problem)
             self.module_, self.history_, self.n_iter_ = network.eval(), History(), 0
             return
-        trainer = self._run(network, *given, **options)
+        trainer = self._run(network, problem, **options)
         show = bool(self.verbose)
         trained = trainer.result(select="last", progress=show)
         if not options and rows.ndim == 2 and not isinstance(self.inference, Blocks):
-            linear = self._linear(rows.shape[1], num_outputs, seed, *given)
+            linear = self._linear(rows.shape[1], num_outputs, seed, problem)
             evidences = [step.evidence for step in trainer.history]
             fell = bool(evidences) and evidences[-1] < max(evidences)
             best = trainer.result(select="evidence", progress=show) if fell else trained
@@ -139,17 +152,18 @@ class LinearizedGPEstimator(BaseEstimator):
         self.n_iter_ = trained.step or 0
 
     def _linear(
-        self, num_inputs: int, num_outputs: int, seed: int, x: Tensor, *given: Any
+        self, num_inputs: int, num_outputs: int, seed: int, problem: Problem
     ) -> EvidenceTraining | None:
         """A linear model of the same data, of one precision; None if they can't have one."""
-        network = self._network((), num_inputs, num_outputs, seed).to(x.device)
+        network = self._network((), num_inputs, num_outputs, seed).to(problem.x.device)
         with warnings.catch_warnings():
             # where nothing is noise, training stops before the noise is 0
             warnings.simplefilter("ignore", TrainingStoppedWarning)
             try:
-                return self._run(network, x, *given, prior=1.0, **_CONVEX).result(select="last")
+                trainer = self._run(network, problem, prior=1.0, **_CONVEX)
             except TrainingFailedError:
                 return None
+        return trainer.result(select="last")
 
     def _network(
         self, hidden: tuple[int, ...], num_inputs: int, num_outputs: int, seed: int
@@ -162,11 +176,7 @@ class LinearizedGPEstimator(BaseEstimator):
     def _run(
         self,
         network: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        likelihood: Likelihood,
-        mean: Mean,
-        generator: torch.Generator,
+        problem: Problem,
         *,
         prior: Prior | float | None = None,
         plan: Plan | None = None,
@@ -182,16 +192,16 @@ class LinearizedGPEstimator(BaseEstimator):
             plan = Plan(steps=steps, burn_in=first, updates=updates, select="evidence")
         trainer = EvidenceTrainer(
             network,
-            x,
-            y,
-            likelihood=likelihood,
+            problem.x,
+            problem.y,
+            likelihood=problem.likelihood,
             prior=self.prior if prior is None else prior,
             plan=plan,
             optimizer=optimizer,
-            batch_size=None if optimizer is None else len(x),
+            batch_size=None if optimizer is None else len(problem.x),
             inference=copy.deepcopy(self.inference),
-            mean=mean,
-            generator=generator,
+            mean=problem.mean,
+            generator=problem.generator,
         )
         show = bool(self.verbose)
         for _ in track(range(trainer.num_steps), "training", total=trainer.num_steps, show=show):
@@ -211,24 +221,17 @@ class LinearizedGPEstimator(BaseEstimator):
         trained = not self.prefit and isinstance(likelihood, QuadraticLikelihood)
         return "refit" if trained else "network"
 
-    def _conditioned(
-        self,
-        network: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        likelihood: Likelihood,
-        mean: Mean,
-        generator: torch.Generator,
-    ) -> LinearizedGP:
+    def _conditioned(self, network: nn.Module, problem: Problem) -> LinearizedGP:
         """A network as it is, with the prior and noise of largest evidence."""
+        likelihood = problem.likelihood
         gp = LinearizedGP(
             network,
             likelihood,
             prior=copy.deepcopy(self.prior),
             inference=copy.deepcopy(self.inference),
-            mean=mean,
+            mean=problem.mean,
         )
-        gp.fit(x, y, progress=bool(self.verbose))
+        gp.fit(problem.x, problem.y, progress=bool(self.verbose))
         if isinstance(likelihood, Gaussian):
             # the search starts at the noise that the network leaves
             training = gp.laplace.training
@@ -236,7 +239,7 @@ class LinearizedGPEstimator(BaseEstimator):
             least = likelihood.raw_noise_constraint.lower_bound
             noise = torch.maximum(left.clamp(min=_LEAST), 2 * least.to(left))
             likelihood.noise = noise.reshape(likelihood.noise.shape)
-        gp.optimize_hyperparameters(generator=generator)
+        gp.optimize_hyperparameters(generator=problem.generator)
         return gp
 
     def _more(self, rows: np.ndarray, targets: np.ndarray) -> Self:

@@ -57,7 +57,8 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
         Whose mean predictions have, as in `LinearizedGP`. "auto": refitted for Gaussian noise and
         where training starts with `partial_fit`, else the network's; that of a `prefit` module.
     steps
-        Of training; by default 2400, or 10,000 (of 256 rows) where there are more than 2048 rows.
+        Of training a network; by default 2400, or 10,000 (of 256 rows) where there are more than
+        2048 rows.
     standardize
         Whether network, prior and noise see inputs and targets centred and divided by their
         standard deviations. All methods take and give the units of the data.
