@@ -17,6 +17,17 @@ from pathlib import Path
 import numpy as np
 
 DATA_VARIABLE = "LINGP_DATA"
+CLASSIFICATION = (
+    "banana",
+    "australian",
+    "breast_cancer",
+    "ionosphere",
+    "glass",
+    "vehicle",
+    "waveform",
+    "satellite",
+    "digits",
+)
 _DEFAULT = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 

@@ -42,7 +42,6 @@ Targets are for the rows named by a class (others are variants), on five of six 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -54,21 +53,12 @@ import estimators_report as reports
 import sklearn
 import torch
 from harness import command_line, table
+from harness.records import earlier, save
 from harness.rounds import Field
 from threadpoolctl import threadpool_limits
 
 REGRESSION = ("airfoil", "concrete", "energy", "yacht", "wine", "boston")
-CLASSIFICATION = (
-    "banana",
-    "australian",
-    "breast_cancer",
-    "ionosphere",
-    "glass",
-    "vehicle",
-    "waveform",
-    "satellite",
-    "digits",
-)
+CLASSIFICATION = datasets.CLASSIFICATION
 SPLITS = {"airfoil": 10, **dict.fromkeys(CLASSIFICATION, 10)}
 TASKS = {
     "regression": (REGRESSION, methods.REGRESSION, reports.REGRESSION, 5),
@@ -112,17 +102,6 @@ def run(
     return found, failed
 
 
-def earlier(files: str) -> reports.Records:
-    """What earlier runs wrote with ``--raw``."""
-    records: reports.Records = {}
-    for file in filter(None, files.split(",")):
-        for name, splits in json.loads(Path(file).read_text()).items():
-            for index, found in splits.items():
-                kept = records.setdefault(name, {})
-                kept[int(index)] = kept.get(int(index), {}) | found
-    return records
-
-
 def report(
     records: reports.Records,
     failures: dict[str, str],
@@ -153,16 +132,6 @@ def report(
             sections.append(reports.comparison(found, methods.OURS, [methods.OURS, *peers]))
     sections.append("\n".join(f"- {name} failed: {why}" for name, why in failures.items()))
     return "\n\n".join(section for section in sections if section)
-
-
-def save(records: reports.Records, file: Path | None) -> None:
-    """At once, and whole: a run that is cut short leaves something."""
-    if file is None:
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    made = file.with_name(file.name + ".part")
-    made.write_text(json.dumps(records, indent=1) + "\n")
-    made.replace(file)
 
 
 def main() -> None:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import scores
 from harness import table
+from harness.records import Records, Scores
 
-Scores = dict[str, float]
 Splits = Mapping[int, Mapping[str, Scores]]  # split, method
-Records = dict[str, dict[int, dict[str, Scores]]]  # set, split, method
 
 HEADERS = {
     "nll": "NLL",

@@ -29,7 +29,6 @@ splits is below that of the best rival; the rival is chosen by the same test NLL
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -42,28 +41,16 @@ import peers
 import scores
 import torch
 from harness import command_line, table
+from harness.records import Records, Scores, earlier, save
 from harness.rounds import Contender, Field, Result, Schedule
 
-SETS = (
-    "banana",
-    "australian",
-    "breast_cancer",
-    "ionosphere",
-    "glass",
-    "vehicle",
-    "waveform",
-    "satellite",
-    "digits",
-)
+SETS = datasets.CLASSIFICATION
 QUICK_SETS = ("glass",)
 OURS, MAP, PEER = "lingp", "MAP", "laplace-torch"
 OURS_TRAIN, OURS_VALID = f"{OURS} train", f"{OURS} valid retrained"
 SCORES = ("nll", "ece", "brier", "accuracy")
 FULL_BATCH, BATCH, STEPS, QUICK_STEPS = 2048, 256, 2400, 80
 _SECONDS = 7200.0
-
-Scores = dict[str, float]
-Records = dict[str, dict[int, dict[str, Scores]]]  # set, split, method
 
 
 def contenders() -> list[Contender]:
@@ -163,17 +150,6 @@ def keep(
             **scores.classification(probabilities, y),
             **{k: numbers.get(f"{k} {kind}", shared[k]) for k in ("precision", "seconds")},
         }
-
-
-def earlier(files: str) -> Records:
-    """What earlier runs wrote with ``--raw``."""
-    records: Records = {}
-    for file in filter(None, files.split(",")):
-        for name, splits in json.loads(Path(file).read_text()).items():
-            for index, found in splits.items():
-                kept = records.setdefault(name, {})
-                kept[int(index)] = kept.get(int(index), {}) | found
-    return records
 
 
 def values(records: Records, name: str, method: str, score: str) -> list[float]:
@@ -320,9 +296,7 @@ def main() -> None:
                 found, failed = run_split(field, data, index, arguments)
                 splits[index] = splits.get(index, {}) | found
                 failures |= {f"{method} on {name} {index}": why for method, why in failed.items()}
-                if arguments.raw is not None:  # at once: a run that is cut short leaves something
-                    arguments.raw.parent.mkdir(parents=True, exist_ok=True)
-                    arguments.raw.write_text(json.dumps(records, indent=1) + "\n")
+                save(records, arguments.raw)
         made = report(records, failures, field, arguments, time.perf_counter() - start)
     command_line.publish(made, arguments.output)
 

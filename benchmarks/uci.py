@@ -23,7 +23,6 @@ copies of some test rows are in every training set, for every method.
 from __future__ import annotations
 
 import csv
-import json
 import math
 import statistics
 import time
@@ -37,6 +36,7 @@ import scores
 import torch
 import uci_published as published
 from harness import command_line, table
+from harness.records import Records, Scores, earlier, save
 from torch import Tensor
 
 from lingp.inference import Mean
@@ -55,9 +55,6 @@ RUN = (HOMOSCEDASTIC, NETWORK, HETEROSCEDASTIC)
 ROWS = (*RUN, CHOSEN)
 TARGETS = {"yacht": 0.0, "energy": -0.52, "concrete": -2.80, "boston": -2.39}
 WINS, SMALL, SECONDS = 7, 2000, 10.0
-
-Scores = dict[str, float]
-Records = dict[str, dict[int, dict[str, Scores]]]  # set, split, row
 
 
 def trained(
@@ -130,17 +127,6 @@ def num_rows(where: Path, name: str) -> int:
     """Of a data set, training and test rows together."""
     with np.load(where / f"uci_{name}.npz", allow_pickle=False) as file:
         return len(file["y"])
-
-
-def earlier(files: str) -> Records:
-    """What earlier runs wrote with ``--raw``."""
-    records: Records = {}
-    for file in filter(None, files.split(",")):
-        for name, splits in json.loads(Path(file).read_text()).items():
-            for index, found in splits.items():
-                kept = records.setdefault(name, {})
-                kept[int(index)] = kept.get(int(index), {}) | found
-    return {name: records[name] for name in SETS if name in records}
 
 
 def with_choice(records: Records) -> Records:
@@ -342,7 +328,8 @@ def main() -> None:
     if unknown := sorted(set(rows) - set(RUN)):
         raise SystemExit(f"no row {', '.join(unknown)}; there are: {', '.join(RUN)}")
     start = time.perf_counter()
-    records = earlier(arguments.add)
+    added = earlier(arguments.add)
+    records = {name: added[name] for name in SETS if name in added}
     for name in datasets.chosen_sets(SETS, arguments):
         for index in datasets.chosen_splits(arguments):
             if index >= SPLITS.get(name, 20):
@@ -352,9 +339,7 @@ def main() -> None:
             found = run_split(split, HIDDEN.get(name, OTHERWISE), index, options, rows)
             kept = records.setdefault(name, {})
             kept[index] = kept.get(index, {}) | found
-            if arguments.raw is not None:  # at once: a run that is cut short leaves something
-                arguments.raw.parent.mkdir(parents=True, exist_ok=True)
-                arguments.raw.write_text(json.dumps(records, indent=1) + "\n")
+            save(records, arguments.raw)
     records = {name: records[name] for name in SETS if name in records}
     made = report(records, where, arguments.quick, time.perf_counter() - start)
     command_line.publish(made, arguments.output)
