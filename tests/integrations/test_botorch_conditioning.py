@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from botorch_cases import D, network, rows, values
 
 import lingp
 from lingp.likelihoods import CorrelatedGaussian, Gaussian, KnownNoiseGaussian
@@ -14,27 +15,7 @@ from botorch.sampling import SobolQMCNormalSampler
 
 from lingp.integrations.botorch import LinearizedGPModel
 
-D, N = 2, 9
-
-
-def network(outputs=1):
-    generator = torch.Generator().manual_seed(0)
-    net = torch.nn.Sequential(
-        torch.nn.Linear(D, 7), torch.nn.Tanh(), torch.nn.Linear(7, outputs)
-    ).double()
-    with torch.no_grad():
-        for p in net.parameters():
-            p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype))
-    return net
-
-
-def rows(*shape, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(*shape, D, generator=generator, dtype=torch.float64)
-
-
-def values(x, outputs=1):
-    return torch.cat([(4 * x + c).sin().sum(-1, keepdim=True) for c in range(outputs)], -1)
+N = 9
 
 
 def fitted(x, y, likelihood=None, **options):
@@ -139,7 +120,7 @@ def test_batches_of_batches():
 @pytest.mark.parametrize("noise", ["other", "correlated", "known"])
 def test_noise(noise):
     x, y, outputs = torch.cat([X, NEW]), values(torch.cat([X, NEW]), 2), 2
-    variances = 0.02 + 0.1 * torch.cat([X, NEW])
+    variances = 0.02 + 0.1 * torch.cat([X, NEW])[:, :outputs]
     given = None
     if noise == "correlated":
         sigma = torch.tensor([[0.05, 0.03], [0.03, 0.04]], dtype=torch.float64)
@@ -181,7 +162,7 @@ def test_the_networks_own_mean_learns_too():
 
 
 def test_transforms():
-    bounds = torch.tensor([[-1.0, 10], [1, 30]], dtype=torch.float64)
+    bounds = torch.tensor([[-1.0, 10, 0], [1, 30, 2]], dtype=torch.float64)
     inputs, outcomes = Normalize(D, bounds=bounds), Standardize(1)
     raw = values(torch.cat([X, NEW])) * 5 + 40
     y = outcomes(raw[:N])[0]
