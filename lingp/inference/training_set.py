@@ -12,10 +12,10 @@ from lingp.inference.batches import cut_batches, inputs_of
 from lingp.inference.cache import ValueCache
 from lingp.inference.progress import track
 from lingp.inference.shards import Shards
-from lingp.inference.streaming import streamed_gram
 from lingp.linearization import Factors, LinearizedNetwork
 from lingp.linearization.inputs import Inputs, num_rows
-from lingp.operators import gram
+from lingp.operators import RowBlocks, WeightGram, gram
+from lingp.operators.first_order import first_order
 
 DENSE_CHUNK_BYTES = 1 << 27
 
@@ -322,16 +322,21 @@ class TrainingSet:
         """Jᵀ J, (P x P), computed once."""
         if self._unit_ggn is None:
             with torch.no_grad():
-                own = streamed_gram(
-                    lambda: (jacobian.flatten(0, 1) for _, jacobian in self.tracked_dense_chunks()),
-                    self.outputs.new_zeros(self.num_parameters, self.num_parameters),
-                )
-                self._unit_ggn = self.shards.sum(own)
+                self._unit_ggn = self.ggn(None)
         return self._unit_ggn
 
-    def tracked_dense_chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """`dense_chunks` under a progress bar."""
-        return track(self.dense_chunks(), "accumulating Jᵀ J", show=self.progress)
+    def ggn(self, curvature: Tensor | None) -> Tensor:
+        """Jᵀ Λ J, (P x P), differentiable in Λ: symmetric Λ_n (N x C x C), or None for I."""
+        return self.shards.sum(_WeightGram.apply(curvature, self))
+
+    @torch.no_grad()
+    def row_blocks(self, matrix: Tensor) -> Tensor:
+        """J_n S J_nᵀ for a symmetric S (P x P), (N x C x C)."""
+        blocks = RowBlocks(matrix, self.chunk_bytes)
+        out = matrix.new_empty(self.num_data, self.num_outputs, self.num_outputs)
+        for rows, factors in self.chunks():
+            out[rows] = blocks.of(factors)
+        return out
 
 
 def _checked_weights(weights: Tensor, outputs: Tensor) -> Tensor:
@@ -392,3 +397,21 @@ class _TransposedProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
         return _Product.apply(grad, ctx.training), None
+
+
+class _WeightGram(torch.autograd.Function):
+    """Jᵀ Λ J of the rows of this process."""
+
+    @staticmethod
+    def forward(ctx, curvature: Tensor | None, training: TrainingSet) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.training, ctx.curvature = training, curvature
+        total = WeightGram(training.num_parameters, training.chunk_bytes)
+        chunks = track(training.chunks(), "accumulating Jᵀ J", show=training.progress)
+        for rows, factors in chunks:
+            total.add(factors, None if curvature is None else curvature[rows])
+        return total.pop()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, None]:  # type: ignore[no-untyped-def]
+        training = ctx.training
+        return first_order(lambda: [training.row_blocks(0.5 * (grad + grad.mT))], grad)[0], None

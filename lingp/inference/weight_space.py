@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lingp.inference.factorize import factorize
 from lingp.inference.posterior import Posterior, differentiable_in_factors
-from lingp.inference.streaming import streamed_gram
+from lingp.inference.progress import track
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot, UniformRoot
 from lingp.linearization import Factors
@@ -20,7 +20,7 @@ class WeightSpace(Posterior):
     """L Lᵀ = I + Φᵀ Φ, accumulated over chunks of rows.
 
         log det     2 Σ_i log L_ii
-        Cov f*      Vᵀ V,  V = L⁻¹ Φ*ᵀ
+        Cov f*      Vᵀ V,  V = L⁻¹ Φ*ᵀ; at the data from (L Lᵀ)⁻¹, where rows are many
         sample      L⁻ᵀ e,  e ~ N(0, I_P)
 
     Memory is a few P x P matrices, free of N.
@@ -28,7 +28,7 @@ class WeightSpace(Posterior):
 
     def __init__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> None:
         super().__init__(training, prior, root)
-        ggn = _weighted_ggn(training, root)
+        ggn = weighted_ggn(training, root)
         squared = self.scale.unsqueeze(-1) * ggn * self.scale
         squared.diagonal().add_(1)
         self.factorization = factorize(
@@ -75,6 +75,14 @@ class WeightSpace(Posterior):
         return half @ half.mT  # (n, C, P) (n, P, C)
 
     @torch.no_grad()
+    def training_covariance(self) -> Tensor:
+        training, factor = self.training, self.factorization.factor
+        if self.factorization.from_qr or training.num_data * training.num_outputs < len(factor):
+            return super().training_covariance()
+        inverse = torch.cholesky_inverse(factor)
+        return training.row_blocks(self.scale.unsqueeze(-1) * inverse * self.scale)
+
+    @torch.no_grad()
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         factor = self.factorization.factor
         noise = self._standard_normal(len(factor), num_samples, generator=generator)
@@ -85,20 +93,16 @@ class WeightSpace(Posterior):
         return 4 * training.num_outputs * training.num_parameters * self.scale.element_size()
 
 
-def _weighted_ggn(training: TrainingSet, root: CurvatureRoot) -> Tensor:
+def weighted_ggn(training: TrainingSet, root: CurvatureRoot) -> Tensor:
     """Jᵀ R Rᵀ J, (P x P), differentiable in R."""
     if isinstance(root, UniformRoot):
         return training.shards.mean(root.scale).square() * training.unit_ggn()
-
-    def rows(*tensors: Tensor) -> Iterator[Tensor]:
-        return _weighted_rows(training, root.with_tensors(*tensors))
-
-    size = training.num_parameters
-    own = streamed_gram(rows, training.outputs.new_zeros(size, size), *root.tensors())
-    return training.shards.sum(own)
+    dense = root.dense()
+    return training.ggn(dense @ dense.mT)
 
 
 def _weighted_rows(training: TrainingSet, root: CurvatureRoot) -> Iterator[Tensor]:
     """Blocks of rows of Rᵀ J."""
-    for rows, jacobian in training.tracked_dense_chunks():
+    chunks = track(training.dense_chunks(), "factorising Φ", show=training.progress)
+    for rows, jacobian in chunks:
         yield root.rows(rows).t_apply(jacobian).flatten(0, 1)

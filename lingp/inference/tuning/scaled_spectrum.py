@@ -23,10 +23,9 @@ from torch import Tensor
 from lingp.inference.factorize import ROUNDING_LIMIT, rounding_loss
 from lingp.inference.function_space import FunctionSpace
 from lingp.inference.laplace import LinearizedLaplace
-from lingp.inference.streaming import streamed_gram
 from lingp.inference.training_set import TrainingSet
-from lingp.inference.weight_space import WeightSpace
-from lingp.likelihoods import CurvatureRoot, Gaussian, UniformRoot
+from lingp.inference.weight_space import WeightSpace, weighted_ggn
+from lingp.likelihoods import CurvatureRoot, Gaussian
 from lingp.linearization import Factors
 from lingp.operators import diagonal_blocks, gram
 
@@ -160,7 +159,7 @@ def squared_jacobian(laplace: LinearizedLaplace) -> Tensor:
     variances = laplace.prior.variances().to(training.outputs)
     if laplace.method is WeightSpace:
         scale = training.per_weight(variances).sqrt()
-        return scale.unsqueeze(-1) * _ggn(training, root) * scale
+        return scale.unsqueeze(-1) * weighted_ggn(training, root) * scale
     if laplace.prior.isotropic:
         return root.congruence(variances[0] * training.unit_gram())
     return root.congruence(gram(training.factors(), variances=variances))
@@ -187,21 +186,6 @@ def common_noise(laplace: LinearizedLaplace) -> Tensor | None:
     if isinstance(likelihood, Gaussian) and likelihood.raw_noise.dim() == 0:
         return likelihood.noise
     return None
-
-
-def _ggn(training: TrainingSet, root: CurvatureRoot) -> Tensor:
-    """Jᵀ Λ J, (P x P)."""
-    if isinstance(root, UniformRoot):
-        return root.scale.square() * training.unit_ggn()
-    size = training.num_parameters
-    own = streamed_gram(
-        lambda: (
-            root.rows(rows).t_apply(jacobian).flatten(0, 1)
-            for rows, jacobian in training.tracked_dense_chunks()
-        ),
-        training.outputs.new_zeros(size, size),
-    )
-    return training.shards.sum(own)
 
 
 def _nearest_psd(matrices: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from lingp.inference.function_space import FunctionSpace
 from lingp.inference.posterior import Posterior
-from lingp.inference.streaming import streamed_gram
 from lingp.inference.weight_space import WeightSpace
 from lingp.operators import gram
 from lingp.operators.first_order import first_order
@@ -117,30 +116,14 @@ class _TrainingCovariance(torch.autograd.Function):
 def _weight_space_gradients(posterior: WeightSpace, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients in the variances, (L,) or (P,), and in Λ (N x C x C)."""
     training, scale = posterior.training, posterior.scale
-    size = training.num_parameters
-    zeros = grad.new_zeros(size, size)
-    # Jᵀ M J with M indefinite, as the difference of two Gram matrices
-    values, vectors = torch.linalg.eigh(grad)
-    halves = [vectors * (sign * values).clamp(min=0).sqrt().unsqueeze(-2) for sign in (1.0, -1.0)]
-    positive, negative = (
-        streamed_gram(
-            lambda half=half: (
-                (half[rows].mT @ jacobian).flatten(0, 1)
-                for rows, jacobian in training.dense_chunks()
-            ),
-            zeros,
-        )
-        for half in halves
-    )
-    whitened = scale.unsqueeze(-1) * (positive - negative) * scale
+    whitened = scale.unsqueeze(-1) * training.ggn(grad) * scale
     solved = posterior.factorization.solve(posterior.factorization.solve(whitened).mT)
     by_variance = solved.diagonal() / scale.square()
     if len(posterior.variances) != len(by_variance):
         sizes = [s.stop - s.start for s in training.linearized.parameter_slices]
         by_variance = torch.stack([share.sum() for share in by_variance.split(sizes)])
     solved = scale.unsqueeze(-1) * solved * scale
-    blocks = [jacobian @ solved @ jacobian.mT for _, jacobian in training.dense_chunks()]
-    return by_variance, -torch.cat(blocks)
+    return by_variance, -training.row_blocks(solved)
 
 
 def _function_space_gradients(
