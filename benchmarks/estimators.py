@@ -25,8 +25,9 @@ Classification: nine sets, ten splits, training and validation rows (85 %) to le
 accuracy, ECE, Brier score, seconds:
 
     lingp                          LinearizedGPClassifier(random_state=split)
-    GaussianProcessClassifier      constant x RBF, a length scale for each input up to 40, one
-                                   against the rest; of at most 1000 rows, drawn at random
+    GaussianProcessClassifier      constant x RBF, a length scale for each input (one, where inputs
+                                   times classes are more than 100), one class against the rest;
+                                   of at most 1000 rows, drawn at random
     LogisticRegression             LogisticRegressionCV, C by log loss
     gradient boosting, calibrated  CalibratedClassifierCV(HistGradientBoostingClassifier(), cv=5)
 

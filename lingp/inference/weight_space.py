@@ -77,7 +77,8 @@ class WeightSpace(Posterior):
     @torch.no_grad()
     def training_covariance(self) -> Tensor:
         training, factor = self.training, self.factorization.factor
-        if self.factorization.from_qr or training.num_data * training.num_outputs < len(factor):
+        saved = training.num_data * (training.num_outputs - 1)  # solves, for an inverse
+        if self.factorization.from_qr or saved < len(factor):
             return super().training_covariance()
         inverse = torch.cholesky_inverse(factor)
         return training.row_blocks(self.scale.unsqueeze(-1) * inverse * self.scale)

@@ -63,6 +63,7 @@ class WeightGram:
                 total = found.new_zeros(self._size, self._size)
             block = pair.unfold(found)
             left, right = pair.left.columns(block), pair.right.columns(block)
+            # added: of other batches the same layers may be in another form
             total[left.unsqueeze(1), right] += block
             if not pair.symmetric:
                 total[right.unsqueeze(1), left] += block.mT
