@@ -48,6 +48,9 @@ class Workload:
     columnwise
         Whether prior variances vary along both axes of matrices, which then take C² times their
         size per pair of inputs.
+    row_flops
+        Of a row's part in Jᵀ Λ J, or in the diagonal blocks of J S Jᵀ, by the layers' factors; None
+        where it is multiplied as K columns.
     """
 
     num_data: int
@@ -60,6 +63,7 @@ class Workload:
     averaged: bool = False
     chunk_bytes: float = 0.0
     columnwise: bool = False
+    row_flops: float | None = None
 
     @cached_property
     def num_parameters(self) -> int:
@@ -126,12 +130,20 @@ class Cost:
 def weight_space_cost(work: Workload) -> Cost:
     """Jᵀ Λ J (P x P) and its Cholesky factor for each posterior, a solve for covariances.
 
-    flops   posteriors (2 N·K P² + P³/3) + covariances N·C P²
+    Where curvature is averaged, covariances at the data can take an inverse instead.
+
+    flops   posteriors (N r + P³/3) + covariances N·C P², r = 2 K P² or by the layers' factors;
+            with an inverse 2/3 P³ + N r for a covariance
     bytes   5 P² and pieces; one more where curvature is averaged, 3 more for a gradient (measured)
     """
     size = float(work.num_parameters)
-    flops = work.num_posteriors * (2 * work.weighted_rows * size**2 + size**3 / 3)
-    flops += work.num_covariances * work.rows * size**2
+    gram = 2 * work.weighted_rows * size**2
+    solved = inverted = work.rows * size**2
+    if work.row_flops is not None:
+        gram = work.num_data * work.row_flops
+        inverted = min(solved, 2 / 3 * size**3 + gram)
+    flops = work.num_posteriors * (gram + size**3 / 3)
+    flops += solved + (work.num_covariances - 1) * inverted
     piece = min(work.chunk_bytes / work.itemsize, work.rows * size)
     numbers = (5 + work.averaged) * size**2 + 3 * piece
     return _cost(work, flops, numbers, 3 * size**2)

@@ -26,6 +26,7 @@ from lingp.inference import (
     flop_limit,
 )
 from lingp.likelihoods import Likelihood, QuadraticLikelihood
+from lingp.operators import row_flops
 from lingp.priors import Prior
 
 
@@ -156,6 +157,7 @@ def workload(
         averaged=averaged,
         chunk_bytes=dense_bytes(memory),
         columnwise=columnwise,
+        row_flops=row_flops(training.factors_at(torch.zeros(1, dtype=torch.long))),
     )
 
 

@@ -5,7 +5,7 @@ from lingp.operators.exact import as_exact
 from lingp.operators.ggn import GGNLinearOperator
 from lingp.operators.jacobian import JacobianLinearOperator
 from lingp.operators.ntk import NTKLinearOperator
-from lingp.operators.weight_gram import RowBlocks, WeightGram
+from lingp.operators.weight_gram import RowBlocks, WeightGram, row_flops
 
 __all__ = [
     "GGNLinearOperator",
@@ -17,4 +17,5 @@ __all__ = [
     "diagonal_blocks",
     "expand_variances",
     "gram",
+    "row_flops",
 ]

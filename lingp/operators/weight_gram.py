@@ -101,6 +101,11 @@ class RowBlocks:
         return out
 
 
+def row_flops(factors: Factors) -> float:
+    """Flops of `WeightGram.add`, and of `RowBlocks.of`, for each row of such factors."""
+    return sum(pair.row_flops for pair, _ in _pairs(factors))
+
+
 @dataclass(frozen=True)
 class _Layer:
     """The columns of one layer, (O, I) of them in that order.
@@ -200,6 +205,14 @@ class _Pair:
         return multiplied + _WRITING * written < columns
 
     @property
+    def row_flops(self) -> float:
+        """Flops for a row; of the matrix one half is computed."""
+        products = 2.0 * self.left.size * self.right.size
+        if not self.by_sums:
+            return self.num_outputs * products / (2 if self.symmetric else 1)
+        return products / (4 if self.symmetric else 1)
+
+    @property
     def temporaries(self) -> int:
         """Numbers written for one row when outputs are summed over first."""
         left, right = self.left, self.right
@@ -273,22 +286,26 @@ def _pieces(
     factors: Factors, piece_bytes: int
 ) -> Iterator[tuple[slice, list[tuple[_Pair, _Rows, _Rows]]]]:
     """Ranges of rows, and of each all pairs of layers."""
-    layers = [_Layer.of(block) for block in factors.blocks]
-    order = [(i, j) for i in range(len(layers)) for j in range(i + 1)]
-    num_outputs = factors.num_outputs
-    pairs = [_Pair(layers[i], layers[j], num_outputs) for i, j in order]
-    written = [pair.temporaries for pair in pairs if pair.by_sums]
-    if not all(pair.by_sums for pair in pairs):
+    pairs, num_outputs = _pairs(factors), factors.num_outputs
+    written = [pair.temporaries for pair, _ in pairs if pair.by_sums]
+    if not all(pair.by_sums for pair, _ in pairs):
         written.append(2 * num_outputs * factors.num_parameters)
     itemsize = torch.finfo(factors.dtype).bits // 8
     step = max(1, piece_bytes // (itemsize * max(written, default=1)))
     for start in range(0, factors.num_data, step):
         piece = slice(start, min(start + step, factors.num_data))
-        rows = [
-            _Rows(layer, block)
-            for layer, block in zip(layers, factors.rows(piece).blocks, strict=True)
-        ]
-        yield piece, [(p, rows[i], rows[j]) for p, (i, j) in zip(pairs, order, strict=True)]
+        rows = [_Rows(_Layer.of(block), block) for block in factors.rows(piece).blocks]
+        yield piece, [(pair, rows[i], rows[j]) for pair, (i, j) in pairs]
+
+
+def _pairs(factors: Factors) -> list[tuple[_Pair, tuple[int, int]]]:
+    """All pairs of layers, with their numbers."""
+    layers = [_Layer.of(block) for block in factors.blocks]
+    return [
+        (_Pair(layers[i], layers[j], factors.num_outputs), (i, j))
+        for i in range(len(layers))
+        for j in range(i + 1)
+    ]
 
 
 def _add_product_(total: Tensor, left: Tensor, right: Tensor, symmetric: bool) -> None:

@@ -37,6 +37,17 @@ def test_weight_space_is_the_count():
     assert cost.tuning_bytes == 8 * 25**2 * 8 + HELD
 
 
+def test_weight_space_by_layers_is_the_count():
+    """With averaged curvature an inverse, where that is less than a solve for all outputs."""
+    work = dataclasses.replace(AVERAGED, row_flops=700.0)
+    posteriors, solved = 4 * (7000 + 25**3 / 3), 30 * 25**2
+    inverted = 2 / 3 * 25**3 + 7000
+    assert inverted < solved
+    assert weight_space_cost(work).flops == pytest.approx(posteriors + solved + 4 * inverted)
+    slow = dataclasses.replace(work, row_flops=7000.0)
+    assert weight_space_cost(slow).flops == pytest.approx(4 * (70_000 + 25**3 / 3) + 5 * solved)
+
+
 def test_function_space_is_the_count():
     cost = function_space_cost(WORK)
     assert cost.flops == pytest.approx(1.5 * 100 * PAIR + 20**3 / 3 + 20**2 * 30)

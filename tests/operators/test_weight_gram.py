@@ -12,7 +12,7 @@ from torch import nn
 from lingp.inference import TrainingSet
 from lingp.linearization import LinearizedNetwork
 from lingp.linearization.blocks import DenseBlock
-from lingp.operators import RowBlocks, WeightGram, weight_gram
+from lingp.operators import RowBlocks, WeightGram, row_flops, weight_gram
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 WAYS = ["chosen", "sums", "columns"]
@@ -34,11 +34,9 @@ def symmetric(*shape, seed, dtype=torch.float64):
 
 def force(monkeypatch, way):
     """All pairs of layers that can be, or none, by sums over outputs."""
-    if way == "sums":
-        monkeypatch.setattr(weight_gram, "_WRITING", -(10**9))
-    if way == "columns":
-        monkeypatch.setattr(weight_gram, "_WRITING", 10**9)
-        monkeypatch.setattr(weight_gram._Pair, "temporaries", 10**9)
+    ways = {"sums": lambda pair: pair.left.outer and pair.right.outer, "columns": lambda _: False}
+    if way in ways:
+        monkeypatch.setattr(weight_gram._Pair, "by_sums", property(ways[way]))
 
 
 def close(got, expected):
@@ -106,6 +104,19 @@ def test_many_outputs_are_summed_over_first():
     assert weight_gram._Pair(hidden, hidden, 1).by_sums  # a quarter of the products, not a half
     linear = weight_gram._Layer((), 1, 1000, False, True)
     assert not weight_gram._Pair(linear, linear, 1).by_sums
+
+
+def test_flops_of_a_row():
+    """Half of the matrix: as columns C times; by sums a layer with itself half of that."""
+    net = nn.Sequential(nn.Linear(9, 9, bias=False), nn.Linear(9, 2, bias=False)).double()
+    factors = LinearizedNetwork(net).factors(torch.ones(1, 9, dtype=torch.float64))[1]
+    wide, last = 81, 18
+    cases = {"sums": wide**2 / 2 + 2 * wide * last + last**2 / 2}
+    cases["columns"] = 2 * (wide**2 + 2 * wide * last + last**2)
+    for way, expected in cases.items():
+        with pytest.MonkeyPatch.context() as patch:
+            force(patch, way)
+            assert row_flops(factors) == expected
 
 
 @pytest.mark.parametrize("keep_bytes", [1 << 30, 0])
