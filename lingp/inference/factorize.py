@@ -20,6 +20,8 @@ from lingp.inference.streaming import Blocks, streamed_triangle
 ROUNDING_LIMIT = 1e-2
 """Largest n·eps·λ_max at which Cholesky of the squared matrix is trusted."""
 
+_WHOLE = 256  # triangular matrices of this size are inverted in one piece
+
 
 class RoundingWarning(UserWarning):
     """The squared matrix is past what its dtype resolves; a slower QR was used instead."""
@@ -79,6 +81,25 @@ class Factorization:
         if self.squared is None:
             return torch.cholesky_solve(right, self.factor)
         return _Solve.apply(right, self.squared, self.factor)
+
+    @torch.no_grad()
+    def inverse_trace(self) -> Tensor:
+        """tr B⁻¹ = |L⁻¹|² in Frobenius norm, 0-d, in n³/3 multiplications."""
+        return _squared_norm_of_inverse(self.factor)
+
+
+def _squared_norm_of_inverse(lower: Tensor) -> Tensor:
+    """Of a triangular matrix, by halves: the inverse's lower left block is -L22⁻¹ L21 L11⁻¹."""
+    size = len(lower)
+    if size <= _WHOLE:
+        eye = torch.eye(size, dtype=lower.dtype, device=lower.device)
+        return torch.linalg.solve_triangular(lower, eye, upper=False).square().sum()
+    half = size // 2
+    first, corner, last = lower[:half, :half], lower[half:, :half], lower[half:, half:]
+    corner = torch.linalg.solve_triangular(last, corner, upper=False)
+    corner = torch.linalg.solve_triangular(first, corner, upper=False, left=False)
+    ends = _squared_norm_of_inverse(first) + _squared_norm_of_inverse(last)
+    return ends + corner.square().sum()
 
 
 def factorize(

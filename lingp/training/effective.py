@@ -44,10 +44,7 @@ def effective_parameters(gp: LinearizedGP) -> float:
 
 def _determined(factorization: Factorization) -> torch.Tensor:
     """n - tr B⁻¹ for the matrix B = I + ... (n x n) that is factorised."""
-    factor = factorization.factor
-    eye = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-    inverse = torch.linalg.solve_triangular(factor, eye, upper=False)
-    return len(factor) - inverse.square().sum()
+    return len(factorization.factor) - factorization.inverse_trace()
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from lingp.inference import expected_sites
 from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.tuning.scale_search import search_uphill
-from lingp.likelihoods import Bernoulli
+from lingp.likelihoods import Bernoulli, Categorical
 from lingp.priors import Isotropic
 
 BY_NAME = {case.name: case for case in CASES}
@@ -134,6 +134,23 @@ def test_refitted_means_have_their_own_fixed_point(space):
     found = laplace.posterior().training_covariance()
     wanted = blocks_of(covariance, dense)
     assert (found - wanted).norm() < 5e-3 * wanted.norm()
+
+
+@pytest.mark.parametrize("precision", [1.0, 1e-6])
+def test_covariances_at_many_data_by_an_inverse(precision):
+    """Equal to those by a solve; differences are rounding's, eps·λ_max of the largest at worst."""
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    x = torch.randn(60, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(60).unsqueeze(1) % 3
+    laplace = make_laplace(net, x, y, Isotropic(precision), Categorical(), "weight")
+    posterior = laplace.posterior()
+    assert laplace.training.num_parameters <= 60 * 2  # so that an inverse saves time
+    solved = posterior.marginal_covariance(laplace.training.factors())
+    largest = float(posterior.factorization.factor.square().sum())
+    tolerance = max(1e-12, 10 * torch.finfo(torch.float64).eps * largest)
+    found = posterior.training_covariance()
+    assert not torch.equal(found, solved)
+    assert float((found - solved).norm()) <= tolerance * float(solved.norm())
 
 
 @pytest.mark.parametrize("name", ["gaussian", "gaussian-per-output", "correlated", "known-noise"])

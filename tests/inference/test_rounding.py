@@ -142,6 +142,18 @@ def test_largest_eigenvalue_is_found_from_below(size):
     assert largest_eigenvalue(torch.zeros(3, 3)) == 0.0
 
 
+@pytest.mark.parametrize("size", [1, 5, 64, 65])
+def test_trace_of_the_inverse(size, monkeypatch):
+    """By halves of halves and in one piece."""
+    half = torch.randn(size, size, generator=torch.Generator().manual_seed(0)).double()
+    squared = torch.eye(size, dtype=torch.float64) + half.mT @ half
+    found = factorize.Factorization(torch.linalg.cholesky(squared), None, False)
+    expected = torch.linalg.inv(squared).trace()
+    for whole in (1, 8, 256):
+        monkeypatch.setattr(factorize, "_WHOLE", whole)
+        torch.testing.assert_close(found.inverse_trace(), expected, rtol=1e-12, atol=0)
+
+
 def test_hyperparameters_out_of_range_are_named():
     net, x, y, _ = CASES[0].build()
     laplace = make_laplace(net, x, y, Isotropic(1e-300), Gaussian(1e-300), "function")
