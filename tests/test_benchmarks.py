@@ -54,6 +54,14 @@ def test_kernel_agrees_with_dense_jacobians_for_every_network(tmp_path):
         assert float(row["error"]) < 1e-5
 
 
+def test_weight_gram_by_layers_and_by_columns_agree(tmp_path):
+    rows = table_of(run("weight_gram.py", tmp_path=tmp_path))
+    assert len(rows) == 2
+    for row in rows:
+        assert float(row["by layers (s)"]) > 0
+        assert float(row["difference"]) < 1e-14
+
+
 def test_products_agree_with_dense_jacobians_in_both_dtypes(tmp_path):
     only = "lingp,lingp GGN,lingp operator first,forward pass"
     rows = table_of(run("products.py", "--only", only, tmp_path=tmp_path))
