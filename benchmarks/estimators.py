@@ -25,6 +25,7 @@ Classification: nine sets, ten splits, training and validation rows (85 %) to le
 accuracy, ECE, Brier score, seconds:
 
     lingp                          LinearizedGPClassifier(random_state=split)
+    lingp, rows held out           the same with validation_fraction=0.15
     GaussianProcessClassifier      constant x RBF, a length scale for each input (one, where inputs
                                    times classes are more than 100), one class against the rest;
                                    of at most 1000 rows, drawn at random

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from numbers import Real
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
+from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
@@ -19,7 +21,7 @@ from typing_extensions import Self
 from lingp.estimators.networks import build_network, layer_sizes
 from lingp.estimators.overfitting import evidence, overfitted
 from lingp.estimators.scaling import Standardizer
-from lingp.inference import Blocks, Mean
+from lingp.inference import Blocks, Mean, ValidationResult
 from lingp.inference.progress import track
 from lingp.likelihoods import Gaussian, Likelihood, QuadraticLikelihood
 from lingp.models import LinearizedGP, Prediction
@@ -40,18 +42,30 @@ _CONVEX: dict[str, Any] = {
     "plan": Plan(steps=12, updates=12, select="evidence"),
     "optimizer": partial(torch.optim.LBFGS, lr=1.0, max_iter=50, line_search_fn="strong_wolfe"),
 }
+# of Brent's method, where each takes posteriors until curvature is its own average
+_TRIES = 4
 _LEAST = 1e-12  # noise variance that a search starts from
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What networks are trained on: standardised inputs and targets, and what goes with them."""
+    """What networks are trained on: standardised inputs and targets, and what goes with them.
+
+    `seed` is that of first weights, `num_outputs` the network's.
+    """
 
     x: Tensor
     y: Tensor
     likelihood: Likelihood
     mean: Mean
+    num_outputs: int
+    seed: int
     generator: torch.Generator
+
+    def at(self, index: np.ndarray) -> Problem:
+        """The same of some rows."""
+        rows = torch.from_numpy(index).to(self.x.device)
+        return replace(self, x=self.x[rows], y=self.y[rows])
 
 
 class LinearizedGPEstimator(BaseEstimator):
@@ -67,6 +81,7 @@ class LinearizedGPEstimator(BaseEstimator):
     mean: Literal["auto", "network", "refit"]
     steps: int | None
     standardize: bool
+    validation_fraction: Any
     device: Any
     random_state: Any
     verbose: bool
@@ -75,6 +90,7 @@ class LinearizedGPEstimator(BaseEstimator):
     module_: nn.Module
     history_: History
     n_iter_: int
+    validation_: ValidationResult | None
     x_scaler_: Standardizer
 
     def _check(self) -> None:
@@ -90,6 +106,12 @@ class LinearizedGPEstimator(BaseEstimator):
             )
         if self.mean not in ("auto", "network", "refit"):
             raise ValueError(f'mean: expected "auto", "network" or "refit", got {self.mean!r}')
+        fraction = self.validation_fraction
+        if fraction is not None and not (isinstance(fraction, Real) and 0 < float(fraction) < 1):
+            raise ValueError(
+                "validation_fraction: expected a number between 0 and 1, the share of the rows "
+                f"that are held out, or None, got {fraction!r}"
+            )
 
     def _rows(self, X: Any, **options: Any) -> np.ndarray:
         """X as float64 rows; a module may take rows of any shape."""
@@ -130,7 +152,28 @@ class LinearizedGPEstimator(BaseEstimator):
         x = torch.from_numpy(self.x_scaler_.transform(rows)).to(device)
         y = torch.from_numpy(targets).to(device)
         mean = self._whose_mean(likelihood, streaming)
-        problem = Problem(x, y, likelihood, mean, generator)
+        problem = Problem(x, y, likelihood, mean, num_outputs, seed, generator)
+        self.validation_ = None
+        if self.validation_fraction is None:
+            self._learn(network, problem, streaming, options)
+            return
+        kept, held = train_test_split(
+            np.arange(len(rows)),
+            test_size=self.validation_fraction,
+            random_state=seed,
+            stratify=self._strata(targets, self.validation_fraction),
+        )
+        self._learn(network, problem.at(kept), streaming, options)
+        self._tune(problem.at(held))
+
+    def _strata(self, targets: np.ndarray, fraction: float) -> np.ndarray | None:
+        """What rows that are held out should be balanced by."""
+        return None
+
+    def _learn(
+        self, network: nn.Module, problem: Problem, streaming: bool, options: dict[str, Any]
+    ) -> None:
+        """The Gaussian process of these rows, by training unless the module is trained."""
         if self.prefit:
             self.gp_ = self._conditioned(network, problem)
             self.module_, self.history_, self.n_iter_ = network.eval(), History(), 0
@@ -138,12 +181,13 @@ class LinearizedGPEstimator(BaseEstimator):
         trainer = self._run(network, problem, **options)
         show = bool(self.verbose)
         trained = trainer.result(select="last", progress=show)
-        if not options and rows.ndim == 2 and not isinstance(self.inference, Blocks):
-            linear = self._linear(rows.shape[1], num_outputs, seed, problem)
+        if not options and problem.x.dim() == 2 and not isinstance(self.inference, Blocks):
+            linear = self._linear(problem)
             evidences = [step.evidence for step in trainer.history]
             fell = bool(evidences) and evidences[-1] < max(evidences)
             best = trainer.result(select="evidence", progress=show) if fell else trained
-            if linear is not None and overfitted(trained, best, linear, len(x) * num_outputs):
+            size = len(problem.x) * problem.num_outputs
+            if linear is not None and overfitted(trained, best, linear, size):
                 asked_for = (self.module, self.hidden_layer_sizes, self.prior)
                 # a network can make more of rows that are still to come
                 free = not streaming and all(option is None for option in asked_for)
@@ -151,11 +195,18 @@ class LinearizedGPEstimator(BaseEstimator):
         self.gp_, self.module_, self.history_ = trained.gp, trained.net, trained.history
         self.n_iter_ = trained.step or 0
 
-    def _linear(
-        self, num_inputs: int, num_outputs: int, seed: int, problem: Problem
-    ) -> EvidenceTraining | None:
+    def _tune(self, held: Problem) -> None:
+        """Scale prior and noise by what predicts these rows best, and learn from them too."""
+        tries = 500 if isinstance(held.likelihood, QuadraticLikelihood) else _TRIES
+        found = self.gp_.optimize_hyperparameters(
+            validation=(held.x, held.y), max_evaluations=tries, generator=held.generator
+        )
+        self.validation_ = cast(ValidationResult, found)
+
+    def _linear(self, problem: Problem) -> EvidenceTraining | None:
         """A linear model of the same data, of one precision; None if they can't have one."""
-        network = self._network((), num_inputs, num_outputs, seed).to(problem.x.device)
+        network = self._network((), problem.x.shape[1], problem.num_outputs, problem.seed)
+        network = network.to(problem.x.device)
         with warnings.catch_warnings():
             # where nothing is noise, training stops before the noise is 0
             warnings.simplefilter("ignore", TrainingStoppedWarning)

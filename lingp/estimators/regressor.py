@@ -62,6 +62,10 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
     standardize
         Whether network, prior and noise see inputs and targets centred and divided by their
         standard deviations. All methods take and give the units of the data.
+    validation_fraction
+        Share of the rows that the network is not trained on, drawn at random: prior variances and
+        noise are multiplied by the factors that predict them best, before the Gaussian process
+        learns from them too. None: the evidence alone decides.
     device
         Where the network is trained and predicts; by default the module's own, or the CPU.
     random_state
@@ -85,6 +89,8 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
         Hyperparameter steps of training, with their evidence in standard units; empty if `prefit`.
     n_iter_
         Steps of training that the state is from.
+    validation_
+        What the rows that were held out have chosen, a `ValidationResult`; None if there were none.
     n_features_in_, feature_names_in_
         Of the inputs.
 
@@ -113,6 +119,7 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
         mean: Literal["auto", "network", "refit"] = "auto",
         steps: int | None = None,
         standardize: bool = True,
+        validation_fraction: float | None = None,
         device: torch.device | str | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
@@ -127,6 +134,7 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
         self.mean = mean
         self.steps = steps
         self.standardize = standardize
+        self.validation_fraction = validation_fraction
         self.device = device
         self.random_state = random_state
         self.verbose = verbose

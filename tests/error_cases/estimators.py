@@ -74,6 +74,12 @@ def _():
     regressor(prefit=True).fit(X, y)
 
 
+@says("validation_fraction: expected a number between 0 and 1")
+def _():
+    X, y = arrays()
+    regressor(validation_fraction=15).fit(X, y)
+
+
 @says("activation: expected one of 'gelu', 'identity', 'logistic', 'relu', 'silu', 'tanh', got")
 def _():
     X, y = arrays()

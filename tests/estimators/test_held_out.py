@@ -1,0 +1,90 @@
+"""Rows that the network is not trained on choose how sure predictions are."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from small_tables import classifier, labelled, network, regressor, table
+
+
+def test_nothing_is_held_out_by_default():
+    X, y = table()
+    model = regressor().fit(X, y)
+    assert model.validation_ is None
+    assert model.validation_fraction is None
+
+
+@pytest.mark.parametrize("make", [regressor, classifier])
+def test_all_rows_are_learned_from_in_the_end(make):
+    X, y = table(40) if make is regressor else labelled(40)
+    model = make(validation_fraction=0.25).fit(X, y)
+    assert model.validation_.num_rows == 10
+    assert model.validation_.value >= model.validation_.initial_value
+    assert model.gp_.laplace.training.num_data == 40
+    again = clone(model).fit(X, y)
+    assert again.validation_ == model.validation_
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+
+
+def test_precision_and_noise_are_those_that_predict_the_held_out_rows():
+    """At the factors found the density of the rows is what was said, and no neighbour's is more."""
+    X, y = table(150)
+    y = y + 20 * np.random.default_rng(1).normal(size=len(y))
+    model = regressor(validation_fraction=0.5)
+    seen = {}
+    tune = type(model)._tune
+
+    def watched(self, held):
+        seen.update(gp=copy.deepcopy(self.gp_), held=held)
+        tune(self, held)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model), "_tune", watched)
+        model.fit(X, y)
+    gp, held, found = seen["gp"], seen["held"], model.validation_
+    precision, noise = gp.prior.precision.detach().clone(), gp.likelihood.noise.detach().clone()
+
+    def density(variances, noises):
+        with torch.no_grad():
+            gp.prior.precision, gp.likelihood.noise = precision / variances, noise * noises
+        return float(gp.predict(held.x).log_prob(held.y).sum())
+
+    assert not found.at_boundary
+    best = found.scales["prior variances"], found.scales["noise"]
+    assert math.isclose(density(1.0, 1.0), found.initial_value, rel_tol=1e-9)
+    assert math.isclose(density(*best), found.value, rel_tol=1e-6)
+    for i in range(2):
+        for factor in (0.9, 1.1):
+            moved = [b * (factor if i == j else 1.0) for j, b in enumerate(best)]
+            assert density(*moved) <= found.value + 1e-6 * abs(found.value)
+
+
+@pytest.mark.parametrize(("counts", "balanced"), [((12, 12, 6), True), ((29, 20, 1), False)])
+def test_classes_are_held_out_alike_where_there_are_enough(counts, balanced):
+    targets = np.repeat([0, 1, 2], counts)
+    strata = classifier()._strata(targets, 0.3)
+    assert (strata is targets) == balanced
+    X = np.random.default_rng(0).normal(size=(len(targets), 3))
+    model = classifier(validation_fraction=0.3).fit(X, targets)
+    assert model.predict_proba(X).shape == (len(targets), 3)
+
+
+def test_a_trained_module_with_held_out_rows():
+    X, y = table()
+    X = (X - X.mean(0)) / X.std(0)
+    net = network()
+    model = regressor(module=net, prefit=True, validation_fraction=0.5).fit(X, y)
+    assert model.validation_.num_rows == 15
+    for left, right in zip(net.parameters(), model.module_.parameters(), strict=True):
+        assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize("fraction", [0, 1, 1.5, -0.1, "a third", float("nan"), True])
+def test_other_fractions_are_refused(fraction):
+    with pytest.raises(ValueError, match="validation_fraction: expected a number between 0 and 1"):
+        regressor(validation_fraction=fraction).fit(*table())
