@@ -59,7 +59,7 @@ def gram_by_columns(factors: Factors, root: Tensor) -> Tensor:
 def gram_by_layers(factors: Factors, root: Tensor) -> Tensor:
     total = WeightGram(factors.num_parameters)
     total.add(factors, root @ root.mT)
-    return total.pop()
+    return total.pop(like=root)
 
 
 def blocks_by_columns(factors: Factors, matrix: Tensor) -> Tensor:

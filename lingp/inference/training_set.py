@@ -15,7 +15,6 @@ from lingp.inference.shards import Shards
 from lingp.linearization import Factors, LinearizedNetwork
 from lingp.linearization.inputs import Inputs, num_rows
 from lingp.operators import RowBlocks, WeightGram, gram
-from lingp.operators.first_order import first_order
 
 DENSE_CHUNK_BYTES = 1 << 27
 
@@ -329,14 +328,9 @@ class TrainingSet:
         """Jᵀ Λ J, (P x P), differentiable in Λ: symmetric Λ_n (N x C x C), or None for I."""
         return self.shards.sum(_WeightGram.apply(curvature, self))
 
-    @torch.no_grad()
     def row_blocks(self, matrix: Tensor) -> Tensor:
-        """J_n S J_nᵀ for a symmetric S (P x P), (N x C x C)."""
-        blocks = RowBlocks(matrix, self.chunk_bytes)
-        out = matrix.new_empty(self.num_data, self.num_outputs, self.num_outputs)
-        for rows, factors in self.chunks():
-            out[rows] = blocks.of(factors)
-        return out
+        """J_n S J_nᵀ for a symmetric S (P x P), (N x C x C), differentiable in S."""
+        return _RowBlocks.apply(matrix, self)
 
 
 def _checked_weights(weights: Tensor, outputs: Tensor) -> Tensor:
@@ -400,18 +394,34 @@ class _TransposedProduct(torch.autograd.Function):
 
 
 class _WeightGram(torch.autograd.Function):
-    """Jᵀ Λ J of the rows of this process."""
+    """Jᵀ Λ J of the rows of this process; its adjoint is `_RowBlocks`."""
 
     @staticmethod
     def forward(ctx, curvature: Tensor | None, training: TrainingSet) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.training, ctx.curvature = training, curvature
+        ctx.training = training
         total = WeightGram(training.num_parameters, training.chunk_bytes)
         chunks = track(training.chunks(), "accumulating Jᵀ J", show=training.progress)
         for rows, factors in chunks:
             total.add(factors, None if curvature is None else curvature[rows])
-        return total.pop()
+        return total.pop(like=training.outputs)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, None]:  # type: ignore[no-untyped-def]
-        training = ctx.training
-        return first_order(lambda: [training.row_blocks(0.5 * (grad + grad.mT))], grad)[0], None
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
+        return _RowBlocks.apply(0.5 * (grad + grad.mT), ctx.training), None
+
+
+class _RowBlocks(torch.autograd.Function):
+    """J_n S J_nᵀ; its adjoint is `_WeightGram`."""
+
+    @staticmethod
+    def forward(ctx, matrix: Tensor, training: TrainingSet) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.training = training
+        blocks = RowBlocks(matrix, training.chunk_bytes)
+        out = matrix.new_empty(training.num_data, training.num_outputs, training.num_outputs)
+        for rows, factors in training.chunks():
+            out[rows] = blocks.of(factors)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
+        return _WeightGram.apply(0.5 * (grad + grad.mT), ctx.training), None

@@ -143,6 +143,8 @@ def workload(
     """What inference will have to do; where data are spread over processes, on the busiest."""
     with torch.no_grad():
         root = likelihood.curvature_root(training.targets[:1], training.outputs[:1])
+        first = torch.arange(min(1, training.num_data))
+        flops = row_flops(training.factors_at(first)) if len(first) else None
     quadratic = isinstance(likelihood, QuadraticLikelihood)
     averaged = sites == "expected" and not quadratic
     newton = mean == "refit" and not quadratic
@@ -157,7 +159,7 @@ def workload(
         averaged=averaged,
         chunk_bytes=dense_bytes(memory),
         columnwise=columnwise,
-        row_flops=row_flops(training.factors_at(torch.zeros(1, dtype=torch.long))),
+        row_flops=flops,
     )
 
 

@@ -54,13 +54,11 @@ class WeightGram:
                 weights = None if curvature is None else curvature[rows]
                 pair.add_gram_(self._sums[pair], left, right, weights)
 
-    def pop(self) -> Tensor:
-        """The sum, (P x P), which starts again at 0."""
-        total = torch.zeros(())
+    def pop(self, like: Tensor) -> Tensor:
+        """The sum, (P x P), in the dtype and on the device of `like`; it starts again at 0."""
+        total = like.new_zeros(self._size, self._size)
         while self._sums:
             pair, found = self._sums.popitem()
-            if total.dim() == 0:
-                total = found.new_zeros(self._size, self._size)
             block = pair.unfold(found)
             left, right = pair.left.columns(block), pair.right.columns(block)
             # added: of other batches the same layers may be in another form

@@ -56,7 +56,7 @@ def test_equal_dense_products(name, dtype, way, monkeypatch):
     matrix = symmetric(factors.num_parameters, seed=2, dtype=dtype)
     total = WeightGram(factors.num_parameters)
     total.add(factors, curvature)
-    close(total.pop(), (jacobian.mT @ curvature @ jacobian).sum(0))
+    close(total.pop(like=jacobian), (jacobian.mT @ curvature @ jacobian).sum(0))
     close(RowBlocks(matrix).of(factors), jacobian @ matrix @ jacobian.mT)
 
 
@@ -73,7 +73,7 @@ def test_batches_and_pieces_add_up(way, monkeypatch):
     for _ in range(2):  # the second time from 0 again
         total.add(factors.rows(slice(0, 3)))
         total.add(factors.rows(slice(3, 7)))
-        close(total.pop(), (jacobian.mT @ jacobian).sum(0))
+        close(total.pop(like=jacobian), (jacobian.mT @ jacobian).sum(0))
     matrix = symmetric(num_parameters, seed=2)
     blocks = RowBlocks(matrix, piece_bytes=1)
     parts = [blocks.of(factors.rows(rows)) for rows in (slice(0, 3), slice(3, 7))]
@@ -94,7 +94,7 @@ def test_batches_whose_layers_are_kept_in_different_ways():
     for batch in (factors, replace(factors, blocks=(*written, *others))):
         total.add(batch)
         close(blocks.of(batch), jacobian @ jacobian.mT)
-    close(total.pop(), 2 * (jacobian.mT @ jacobian).sum(0))
+    close(total.pop(like=jacobian), 2 * (jacobian.mT @ jacobian).sum(0))
 
 
 def test_many_outputs_are_summed_over_first():
@@ -132,7 +132,16 @@ def test_differentiable_in_the_curvature(keep_bytes):
     assert torch.autograd.gradcheck(
         lambda given: (training.ggn(0.5 * (given + given.mT)) * weights).sum(), curvature
     )
-    value = training.ggn(curvature).square().sum()
-    (slope,) = torch.autograd.grad(value, curvature, create_graph=True)
-    with pytest.raises(RuntimeError, match="second derivatives"):
-        torch.autograd.grad(slope.square().sum(), curvature)
+    assert torch.autograd.gradgradcheck(
+        lambda given: training.ggn(0.5 * (given + given.mT)).square().sum(), curvature
+    )
+    matrix = (0.1 * weights).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda given: training.row_blocks(0.5 * (given + given.mT)).square().sum(), matrix
+    )
+
+
+def test_nothing_added_is_zero():
+    total = WeightGram(3)
+    like = torch.zeros(1, dtype=torch.float32)
+    assert torch.equal(total.pop(like), torch.zeros(3, 3))
