@@ -141,12 +141,12 @@ def test_samples_have_the_posterior_covariance(kind, space):
     assert (f.mean(1).abs() / (variances / num_samples).sqrt()).max() < 5
 
 
+@pytest.mark.parametrize("space", ["weight", "function"])
 @pytest.mark.parametrize("mean", MEANS)
-def test_second_derivatives_of_the_evidence(mean):
-    """By function space; streamed products refuse (they are never silently wrong)."""
+def test_second_derivatives_of_the_evidence(mean, space):
     net, x, y, x_test = CASES[3].build()
     prior, likelihood = hyperparameters("isotropic/scalar", 3)
-    laplace = make_laplace(net, x, y, prior, likelihood, "function", mean)
+    laplace = make_laplace(net, x, y, prior, likelihood, space, mean)
     dense = dense_reference(net, x, y, x_test, prior, likelihood, mean)
     parameters = [prior.raw_precision, likelihood.raw_noise]
     hessians = []

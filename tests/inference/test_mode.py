@@ -152,19 +152,60 @@ def test_an_unfinished_derivative_says_so(monkeypatch):
 
 
 @pytest.mark.parametrize("everything", [True, False])
-@pytest.mark.parametrize(
-    ("space", "mean"), [("function", "refit"), ("weight", "refit"), ("weight", "network")]
-)
-def test_second_derivatives_raise_where_they_would_be_wrong(space, mean, everything):
+@pytest.mark.parametrize("space", SPACES)
+def test_second_derivatives_raise_where_they_would_be_wrong(space, everything):
     """Also asked of chosen inputs only, where torch's once_differentiable says nothing."""
     dense = build(CHOSEN["student-t"], 1, num_data=4)
-    laplace = make_laplace(dense.net, dense.x, dense.y, dense.prior, dense.likelihood, space, mean)
+    laplace = make_laplace(
+        dense.net, dense.x, dense.y, dense.prior, dense.likelihood, space, "refit"
+    )
     parameters = [dense.prior.raw_precision, dense.likelihood.raw_scale]
     evidence = laplace.log_marginal_likelihood()
     gradients = torch.autograd.grad(evidence, parameters, create_graph=True)
     chosen = None if everything else parameters[1:]
     with pytest.raises(RuntimeError, match="second derivatives"):
         gradients[1].backward(inputs=chosen)
+
+
+@pytest.mark.parametrize("name", ["student-t", "categorical-3"])
+def test_second_derivatives_around_the_network_are_those_of_differences(name):
+    """In both spaces: Jᵀ Λ J and its adjoint are each other's derivatives."""
+    dense = build(CHOSEN[name], 1, num_data=4)
+    dense.prior.initialize(precision=0.7)  # where a factor of curvature matters
+    modules = (dense.prior, dense.likelihood)
+    parameters = [p for module in modules for p in module.parameters()]
+    hessians = {}
+
+    def gradients(space, **options):
+        laplace = make_laplace(
+            dense.net, dense.x, dense.y, dense.prior, dense.likelihood, space, "network"
+        )
+        return torch.autograd.grad(laplace.log_marginal_likelihood(), parameters, **options)
+
+    for space in SPACES:
+        slopes = gradients(space, create_graph=True)
+        rows = [torch.autograd.grad(g.sum(), parameters, retain_graph=True) for g in slopes]
+        hessians[space] = torch.stack([torch.cat([h.reshape(-1) for h in row]) for row in rows])
+    torch.testing.assert_close(hessians["weight"], hessians["function"], rtol=1e-9, atol=1e-9)
+    step, columns = 1e-5, []
+    for p in parameters:
+        ends = []
+        for way in (step, -step):
+            with torch.no_grad():
+                p += way
+            ends.append([g.sum() for g in gradients("weight")])
+            with torch.no_grad():
+                p -= way
+        columns.append([(up - down) / (2 * step) for up, down in zip(*ends, strict=True)])
+    differences = torch.tensor(columns, dtype=torch.float64).mT
+    summed = torch.stack(
+        [
+            torch.stack([part.sum() for part in row.split([p.numel() for p in parameters])])
+            for row in hessians["weight"]
+        ]
+    )
+    # central differences: of second order in the step, and rounding over it
+    torch.testing.assert_close(summed, differences, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("space", SPACES)

@@ -180,11 +180,11 @@ def test_factors_are_given_back_where_there_is_no_room_for_them(monkeypatch, mem
 
 
 def test_one_line_says_what_was_chosen(capsys):
-    X = rows((4,), 20)
+    X = rows((4,), 10)
     LinearizedGP(small_net()).fit(X, X[:, :3])
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("inference: function space (fits in ")
-    assert "N·C = 20·3, P = 67" in line
+    assert "N·C = 10·3, P = 67" in line
 
 
 @pytest.mark.parametrize("quiet", [{"progress": False}, {"inference": "weight_space"}])
