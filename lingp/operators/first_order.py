@@ -40,8 +40,8 @@ class _Refusal(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
         raise RuntimeError(
-            "second derivatives of this result are not available: it is streamed through a QR "
-            "or inducing points, goes through the mode of a likelihood that isn't quadratic, or through the root of a "
-            'singular matrix; use exact inference with mean="network" and a likelihood whose root '
-            "has a closed form, or differences of first derivatives"
+            "second derivatives of this result are not available: it is streamed through a QR or "
+            "inducing points, goes through the mode of a likelihood that isn't quadratic, or "
+            'through the root of a singular matrix; use exact inference with mean="network" and a '
+            "likelihood whose root has a closed form, or differences of first derivatives"
         )
