@@ -25,7 +25,6 @@ lingp's ``validation=``. They know more than the others, and are compared among 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -37,6 +36,7 @@ import peers
 import scores
 import torch
 from harness import command_line, table
+from harness.records import Records, Scores, earlier, save
 from harness.rounds import Contender, Field, Schedule
 from torch import nn
 from training import train
@@ -49,9 +49,6 @@ VALIDATION = "valid"
 SCORES = ("nll", "brier", "ece", "accuracy")
 STEPS, QUICK_STEPS, BATCH = 1000, 100, 64
 _SECONDS = 1800.0
-
-Scores = dict[str, float]
-Records = dict[str, dict[int, dict[str, Scores]]]  # set, split, method
 
 
 def contenders(validation: bool) -> list[Contender]:
@@ -125,17 +122,6 @@ def run_split(
                 "seconds": result.seconds[0],
             }
     return found, failed
-
-
-def earlier(files: str) -> Records:
-    """What earlier runs wrote with ``--raw``."""
-    records: Records = {}
-    for file in filter(None, files.split(",")):
-        for name, splits in json.loads(Path(file).read_text()).items():
-            for index, found in splits.items():
-                kept = records.setdefault(name, {})
-                kept[int(index)] = kept.get(int(index), {}) | found
-    return records
 
 
 def values(records: Records, name: str, method: str, score: str) -> list[float]:
@@ -269,9 +255,7 @@ def main() -> None:
                 found, failed = run_split(field, data, index, arguments)
                 splits[index] = splits.get(index, {}) | found
                 failures |= {f"{method} on {name} {index}": why for method, why in failed.items()}
-                if arguments.raw is not None:  # at once: a run that is cut short leaves something
-                    arguments.raw.parent.mkdir(parents=True, exist_ok=True)
-                    arguments.raw.write_text(json.dumps(records, indent=1) + "\n")
+                save(records, arguments.raw)
         made = report(records, failures, field, arguments, time.perf_counter() - start)
     command_line.publish(made, arguments.output)
 

@@ -36,11 +36,11 @@ def add_panels_(
             spread = torch.cat([variances[o.columns] for o in owners])
         elif len(owners) == 1:
             alpha = float(variances[owners[0].parameter])
-            _add_product_(kernel, left, right, other is here, alpha)
+            add_product_(kernel, left, right, other is here, alpha)
             continue
         else:
             spread = torch.cat([variances[o.parameter].expand(o.width) for o in owners])
-        _add_product_(kernel, left * spread, right, other is here)
+        add_product_(kernel, left * spread, right, other is here)
 
 
 def add_panel_gradients_(
@@ -64,7 +64,7 @@ def add_panel_gradients_(
                 result[owner.parameter] += part.sum()
 
 
-def _add_product_(
+def add_product_(
     kernel: Tensor, left: Tensor, right: Tensor, symmetric: bool, alpha: float = 1.0
 ) -> None:
     """`kernel += alpha left rightᵀ`, only the lower triangle of row blocks if symmetric."""

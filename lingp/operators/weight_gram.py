@@ -22,11 +22,10 @@ from torch import Tensor
 
 from lingp.linearization.blocks import Block, DenseBlock, OuterBlock, Slot
 from lingp.linearization.factors import Factors
+from lingp.operators.panels import add_product_
 
 _PIECE_BYTES = 1 << 26
 _WRITING = 16  # multiplications in the time that a number takes to be written and read again
-_PANEL = 256  # narrower products are slower per multiplication
-_MOST_PANELS = 4
 
 
 class WeightGram:
@@ -229,7 +228,8 @@ class _Pair:
         """Add Jᵀ Λ J' of some rows in the form of `sum_shape`."""
         if not self.by_sums:
             there = right.dense if weights is None else weights @ right.dense
-            _add_product_(total, left.dense.flatten(0, 1), there.flatten(0, 1), self.symmetric)
+            here, there = left.dense.flatten(0, 1), there.flatten(0, 1)
+            add_product_(total, here.mT, there.mT, self.symmetric)
             return
         there = right.g if weights is None else weights @ right.g
         outer = (left.g.mT @ there).flatten(1)
@@ -304,16 +304,6 @@ def _pairs(factors: Factors) -> list[tuple[_Pair, tuple[int, int]]]:
         for i in range(len(layers))
         for j in range(i + 1)
     ]
-
-
-def _add_product_(total: Tensor, left: Tensor, right: Tensor, symmetric: bool) -> None:
-    """Add Aᵀ B; of a symmetric one the lower half, panel by panel: half the multiplications."""
-    width = len(total)
-    if symmetric:
-        width = max(_PANEL, -(-width // _MOST_PANELS))
-    for i in range(0, len(total) if symmetric else 1, width):
-        place = slice(i, i + width) if symmetric else slice(None)
-        total[i:, place].addmm_(left[:, i:].mT, right[:, place])
 
 
 def _triangle_size(size: int) -> int:
