@@ -3,6 +3,10 @@
 import gpytorch
 import pytest
 
+# pytest-xdist's controller imports the modules of warnings in the threads that hear from its
+# workers, and two threads that import a package at a time can deadlock: so it is imported before
+import lingp  # noqa: F401
+
 
 @pytest.fixture(autouse=True, scope="module")
 def gpytorchs_own_settings(request):
