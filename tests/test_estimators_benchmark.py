@@ -231,7 +231,7 @@ def test_the_report_counts_sets(module):
 def test_methods_are_chosen_by_kind_or_name(module):
     estimators = module("estimators")
     ours, peers = (estimators.chosen_methods(kind) for kind in ("lingp", "peers"))
-    assert ours == ["lingp", "lingp, heteroscedastic", "lingp, rows held out"]
+    assert ours == ["lingp", "lingp, heteroscedastic", "lingp, evidence alone"]
     assert sorted(ours + peers) == sorted(estimators.chosen_methods(None))
     both = "BayesianRidge;forest, quantiles"
     assert estimators.chosen_methods(both) == ["BayesianRidge", "forest, quantiles"]

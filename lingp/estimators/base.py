@@ -42,8 +42,9 @@ _CONVEX: dict[str, Any] = {
     "plan": Plan(steps=12, updates=12, select="evidence"),
     "optimizer": partial(torch.optim.LBFGS, lr=1.0, max_iter=50, line_search_fn="strong_wolfe"),
 }
-# of Brent's method, where each takes posteriors until curvature is its own average
-_TRIES = 4
+# factors between decades, where each takes posteriors until curvature is its own average
+_TRIES = 1
+_TYPICAL = 10.0  # factor of which few rows that are held out have to be sure
 _LEAST = 1e-12  # noise variance that a search starts from
 
 
@@ -106,12 +107,19 @@ class LinearizedGPEstimator(BaseEstimator):
             )
         if self.mean not in ("auto", "network", "refit"):
             raise ValueError(f'mean: expected "auto", "network" or "refit", got {self.mean!r}')
+        self._check_held_out()
+
+    def _check_held_out(self) -> None:
         fraction = self.validation_fraction
         if fraction is not None and not (isinstance(fraction, Real) and 0 < float(fraction) < 1):
             raise ValueError(
                 "validation_fraction: expected a number between 0 and 1, the share of the rows "
                 f"that are held out, or None, got {fraction!r}"
             )
+
+    def _held_out(self, num_rows: int, *, streaming: bool) -> float | None:
+        """The share of the rows that is held out."""
+        return self.validation_fraction
 
     def _rows(self, X: Any, **options: Any) -> np.ndarray:
         """X as float64 rows; a module may take rows of any shape."""
@@ -154,14 +162,15 @@ class LinearizedGPEstimator(BaseEstimator):
         mean = self._whose_mean(likelihood, streaming)
         problem = Problem(x, y, likelihood, mean, num_outputs, seed, generator)
         self.validation_ = None
-        if self.validation_fraction is None:
+        fraction = self._held_out(len(rows), streaming=streaming)
+        if fraction is None:
             self._learn(network, problem, streaming, options)
             return
         kept, held = train_test_split(
             np.arange(len(rows)),
-            test_size=self.validation_fraction,
+            test_size=fraction,
             random_state=seed,
-            stratify=self._strata(targets, self.validation_fraction),
+            stratify=self._strata(targets, fraction),
         )
         self._learn(network, problem.at(kept), streaming, options)
         self._tune(problem.at(held))
@@ -199,7 +208,10 @@ class LinearizedGPEstimator(BaseEstimator):
         """Scale prior and noise by what predicts these rows best, and learn from them too."""
         tries = 500 if isinstance(held.likelihood, QuadraticLikelihood) else _TRIES
         found = self.gp_.optimize_hyperparameters(
-            validation=(held.x, held.y), max_evaluations=tries, generator=held.generator
+            validation=(held.x, held.y),
+            typical_factor=_TYPICAL,
+            max_evaluations=tries,
+            generator=held.generator,
         )
         self.validation_ = cast(ValidationResult, found)
 

@@ -19,12 +19,15 @@ from lingp.linearization import LinearizedNetwork
 from lingp.models.choice import Inference
 from lingp.priors import Prior
 
+_MANY = 1000  # rows of which some are held out without being asked for
+_SHARE = 0.1
+
 
 class LinearizedGPClassifier(ClassifierMixin, LinearizedGPEstimator):
     """Classification by a neural network that is trained as a Gaussian process, with the evidence.
 
     `fit` trains a network together with its prior, by the marginal likelihood of its linearised
-    Laplace approximation; nothing has to be tuned or held out, and overfitting is dealt with as in
+    Laplace approximation; nothing has to be tuned, and overfitting is dealt with as in
     `LinearizedGPRegressor`. Probabilities are averaged over what the data leave open, so that they
     are less sure away from the data.
 
@@ -34,11 +37,11 @@ class LinearizedGPClassifier(ClassifierMixin, LinearizedGPEstimator):
 verbose
         As in `LinearizedGPRegressor`; labels are not scaled.
     validation_fraction
-        Share of the rows that the network is not trained on, drawn from all classes alike: the
-        prior's variances are multiplied by the factor that predicts them best, before the Gaussian
-        process learns from them too. Of thousands of rows that a network fits almost without error
-        the evidence alone leaves probabilities far too unsure. Some ten factors are tried, each
-        with posteriors of its own, which can take longer than training.
+        Share of the rows that the network is not trained on, drawn from all classes alike: they
+        choose a factor for the prior's variances, before the Gaussian process learns from them too.
+        Of a thousand rows that a network fits almost without error the evidence alone leaves
+        probabilities far too unsure. "auto": a tenth of 1,000 or more rows, where the network is
+        our own and rows don't come later; else none. None: all rows train the network.
     module
         A network of your own instead, which gives logits: one for each class, in the order of
         `classes_`; for two classes it may be one, of the second. It is copied and trained further
@@ -95,7 +98,7 @@ verbose
         mean: Literal["auto", "network", "refit"] = "auto",
         steps: int | None = None,
         standardize: bool = True,
-        validation_fraction: float | None = None,
+        validation_fraction: float | Literal["auto"] | None = "auto",
         device: torch.device | str | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
@@ -228,6 +231,17 @@ verbose
                 "logit for each" + (", or one in all" if num_classes == 2 else "")
             )
         return found
+
+    def _check_held_out(self) -> None:
+        if self.validation_fraction != "auto":
+            super()._check_held_out()
+
+    def _held_out(self, num_rows: int, *, streaming: bool) -> float | None:
+        if self.validation_fraction != "auto":
+            return super()._held_out(num_rows, streaming=streaming)
+        # a module of the user's may have been trained on these rows before
+        free = self.module is None and not streaming
+        return _SHARE if free and num_rows >= _MANY else None
 
     def _strata(self, targets: np.ndarray, fraction: float) -> np.ndarray | None:
         _, counts = np.unique(targets, return_counts=True)

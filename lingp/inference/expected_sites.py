@@ -32,6 +32,7 @@ from lingp.likelihoods.psd_root import psd_root
 
 NUM_NODES = 256  # moves test log likelihoods by less than 1e-3
 TOLERANCE = 1e-3  # of Λ̄, in Frobenius norm over observations
+ROUGH = 1e-2  # moves the log density of a row by some 1e-4
 _MAX_ITERATIONS = 50
 _MEMORY = 4  # steps to extrapolate from
 _MIXING = 0.7  # share of a step that is taken past the extrapolated point
@@ -39,7 +40,12 @@ _MIXING = 0.7  # share of a step that is taken past the extrapolated point
 
 @torch.no_grad()
 def expected_posterior(
-    data: DataTerm, outputs: Tensor, make_posterior: Callable[[CurvatureRoot], Posterior]
+    data: DataTerm,
+    outputs: Tensor,
+    make_posterior: Callable[[CurvatureRoot], Posterior],
+    *,
+    start: CurvatureRoot | None = None,
+    tolerance: float = TOLERANCE,
 ) -> Posterior:
     """The posterior whose curvature is its own expectation.
 
@@ -51,13 +57,17 @@ def expected_posterior(
         m, the posterior's mean at the training data, (N x C).
     make_posterior
         The posterior for a curvature root.
+    start
+        A root of Λ̄ of similar hyperparameters, to start from; by default that of Λ(m).
+    tolerance
+        On how far Λ̄ is from the expectation, relative to its size.
 
     Warns
     -----
     ConvergenceWarning
-        If Λ̄ still moves by more than `TOLERANCE` after 50 iterations.
+        If Λ̄ still moves by more than the tolerance after 50 iterations.
     """
-    posterior = make_posterior(data.curvature_root(outputs))
+    posterior = make_posterior(data.curvature_root(outputs) if start is None else start)
     points: list[Tensor] = []  # Λ̄ tried
     steps: list[Tensor] = []  # how far the expectation is from it
     curvature, metric = _square(posterior.root), _metric(data)
@@ -66,13 +76,13 @@ def expected_posterior(
         points, steps = [*points[-_MEMORY:], curvature], [*steps[-_MEMORY:], step]
         change = _norm(metric * step, data.shards)
         size = _norm(metric * (curvature + step), data.shards)
-        if not change > TOLERANCE * size:  # also where both are zero: nothing was observed
+        if not change > tolerance * size:  # also where both are zero: nothing was observed
             return posterior
         curvature = _extrapolated(points, steps, metric, data.shards)
         posterior = make_posterior(_root(curvature, data.shards))
     warnings.warn(
         f"expected curvature did not converge: it still moves by {change / size:.1e} of its size "
-        f'after {_MAX_ITERATIONS} iterations (tolerance {TOLERANCE:.0e}); use sites="mean", or a '
+        f'after {_MAX_ITERATIONS} iterations (tolerance {tolerance:.0e}); use sites="mean", or a '
         "larger prior precision",
         ConvergenceWarning,
         stacklevel=2,

@@ -22,7 +22,7 @@ from torch import Tensor
 from lingp.inference.cache import ValueCache
 from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.data_term import DataTerm
-from lingp.inference.expected_sites import expected_posterior
+from lingp.inference.expected_sites import ROUGH, TOLERANCE, expected_posterior
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.features import Features
 from lingp.inference.implicit import attached_mode
@@ -119,6 +119,23 @@ class LinearizedLaplace:
         with torch.no_grad():
             return self._kept(self._explaining, self._make_explaining)
 
+    @torch.no_grad()
+    def posterior_near(self, start: CurvatureRoot | None) -> Posterior:
+        """`posterior` for a comparison of hyperparameters: expected curvature is found roughly.
+
+        Not kept, so that what `posterior` gives never depends on what was tried before.
+
+        Parameters
+        ----------
+        start
+            The curvature root of other hyperparameters' posterior; None: at the mean.
+        """
+        if self.sites != "expected":
+            return self.posterior()
+        self._expected, self._explaining = ValueCache(), ValueCache()  # room for another
+        posterior = self._make_expected(start, ROUGH)
+        return posterior if self.mean == "network" else self._explained(posterior)
+
     def mode(self) -> Mode:
         """The optimum of the linearised model, whatever `mean` is."""
         with torch.no_grad():
@@ -213,12 +230,19 @@ class LinearizedLaplace:
             return self._kept(self._expected, self._make_expected)
 
     def _make_explaining(self) -> Posterior:
-        residual = self.data_term.residual(self._optimum()[1])
-        return self._posterior_at_sites().explaining(residual)
+        return self._explained(self._posterior_at_sites())
 
-    def _make_expected(self) -> Posterior:
+    def _explained(self, posterior: Posterior) -> Posterior:
+        """The posterior to predict with around a refitted mean."""
+        return posterior.explaining(self.data_term.residual(self._optimum()[1]))
+
+    def _make_expected(
+        self, start: CurvatureRoot | None = None, tolerance: float = TOLERANCE
+    ) -> Posterior:
         outputs = self.training.outputs if self.mean == "network" else self._optimum()[1]
-        return expected_posterior(self.data_term, outputs, self._make_posterior)
+        return expected_posterior(
+            self.data_term, outputs, self._make_posterior, start=start, tolerance=tolerance
+        )
 
     def _current(self, root: Callable[[], CurvatureRoot]) -> Posterior:
         """The posterior: a new one where a graph is wanted, else the kept one."""

@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 
 from lingp.operators.first_order import first_order
-
-_PANEL = 256  # narrower products are slower per multiplication
-_MOST_PANELS = 4
+from lingp.operators.panels import add_product_
 
 Blocks = Callable[..., Iterator[Tensor]]
 """Given the input tensors, yields the blocks M_i (any number of rows x n)."""
@@ -52,7 +50,7 @@ class _Gram(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
         total = start.clone()
         for block in blocks(*inputs):
-            _add_lower(total, block)
+            add_product_(total, block.mT, block.mT, symmetric=True)
         return total.tril_() + total.tril(-1).mT
 
     @staticmethod
@@ -62,13 +60,6 @@ class _Gram(torch.autograd.Function):
             return pull_back(ctx, lambda block: block @ twice)
 
         return (None, None, *first_order(compute, grad, *ctx.saved_tensors))
-
-
-def _add_lower(total: Tensor, block: Tensor) -> None:
-    """Add Mᵀ M to the lower half of `total`, panel by panel: about half of the multiplications."""
-    width = max(_PANEL, -(-total.shape[0] // _MOST_PANELS))
-    for i in range(0, total.shape[0], width):
-        total[i:, i : i + width].addmm_(block[:, i:].mT, block[:, i : i + width])
 
 
 class _Triangle(torch.autograd.Function):

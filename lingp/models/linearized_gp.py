@@ -211,6 +211,7 @@ class LinearizedGP(StorableNetwork):
         method: SearchMethod = "auto",
         validation: Any = None,
         absorb: bool = True,
+        typical_factor: float | None = None,
         tolerance: float = 1e-6,
         max_evaluations: int = 500,
         num_restarts: int | None = None,
@@ -218,8 +219,8 @@ class LinearizedGP(StorableNetwork):
     ) -> HyperparameterResult | ValidationResult:
         """Set the hyperparameters of prior and likelihood to those of largest objective.
 
-        GPyTorch priors registered on hyperparameters count. To keep a hyperparameter, switch off
-        its `requires_grad`.
+        GPyTorch priors registered on hyperparameters count, except with validation data. To keep a
+        hyperparameter, switch off its `requires_grad`.
 
         Parameters
         ----------
@@ -236,6 +237,9 @@ class LinearizedGP(StorableNetwork):
             `lingp.inference.tune_on_validation`.
         absorb
             Whether the validation data are added to the training data afterwards.
+        typical_factor
+            By what factor validation data are expected to change a hyperparameter; None: nothing is
+            known. Few of them then change less.
         tolerance
             On the largest derivative in a raw hyperparameter, in nats per observed value.
         max_evaluations
@@ -246,7 +250,7 @@ class LinearizedGP(StorableNetwork):
         laplace = self.laplace
         if validation is not None:
             refuse_with_validation(objective=objective, method=method, num_restarts=num_restarts)
-            return self._tune_on(validation, absorb, max_evaluations, generator)
+            return self._tune_on(validation, absorb, typical_factor, max_evaluations, generator)
         result = optimize(
             laplace,
             objective=objective or "auto",
@@ -285,6 +289,7 @@ class LinearizedGP(StorableNetwork):
         self,
         validation: Any,
         absorb: bool,
+        typical_factor: float | None,
         max_evaluations: int,
         generator: torch.Generator | None,
     ) -> ValidationResult:
@@ -295,6 +300,7 @@ class LinearizedGP(StorableNetwork):
         result = tune_on_validation(
             laplace,
             self._data.held_out(batches),
+            typical_factor=typical_factor,
             max_evaluations=max_evaluations,
             generator=generator,
         )

@@ -12,11 +12,19 @@ from sklearn.base import clone
 from small_tables import classifier, labelled, network, regressor, table
 
 
-def test_nothing_is_held_out_by_default():
+def test_which_rows_are_held_out_by_default(monkeypatch):
     X, y = table()
-    model = regressor().fit(X, y)
-    assert model.validation_ is None
-    assert model.validation_fraction is None
+    assert regressor().fit(X, y).validation_ is None
+    X, y = labelled(40)
+    assert classifier().fit(X, y).validation_ is None
+    monkeypatch.setattr("lingp.estimators.classifier._MANY", 40)
+    model = classifier().fit(X, y)
+    assert model.validation_.num_rows == 4
+    assert model.gp_.laplace.training.num_data == 40
+    for options in ({"validation_fraction": None}, {"module": network(3)}):
+        assert classifier(**options).fit(X, y).validation_ is None
+    assert classifier().partial_fit(X, y).validation_ is None
+    assert regressor().fit(*table(40)).validation_ is None
 
 
 @pytest.mark.parametrize("make", [regressor, classifier])
@@ -90,3 +98,5 @@ def test_a_trained_module_with_held_out_rows():
 def test_other_fractions_are_refused(fraction):
     with pytest.raises(ValueError, match="validation_fraction: expected a number between 0 and 1"):
         regressor(validation_fraction=fraction).fit(*table())
+    with pytest.raises(ValueError, match="validation_fraction: expected a number between 0 and 1"):
+        classifier(validation_fraction=fraction).fit(*labelled())

@@ -321,6 +321,39 @@ def test_nothing_is_stale_after_a_hyperparameter_changed(space):
 
 
 @both_spaces
+@pytest.mark.parametrize("mean", ["network", "refit"])
+def test_comparisons_start_from_what_was_tried_before(space, mean, monkeypatch):
+    """Roughly the same curvature from fewer posteriors, and nothing else depends on them."""
+    dense = dense_model("categorical-3", sharpness=3.0)
+    laplace = laplace_of(dense, space, mean=mean)
+    start = laplace.posterior().root
+    with torch.no_grad():
+        dense.prior.raw_precision.sub_(1.0)
+    laplace.mode()  # counted apart
+    roots, make = [], laplace._make_posterior
+    monkeypatch.setattr(laplace, "_make_posterior", lambda root: roots.append(root) or make(root))
+    near, few = laplace.posterior_near(start), len(roots)
+    cold, more = laplace.posterior_near(None), len(roots) - few
+    assert few < more if mean == "network" else few <= more  # at a mode Λ(m) is a good start
+    wanted = laplace_of(dense, space, mean=mean).posterior()
+    for found in (near, cold):
+        error = (square(found.root) - square(wanted.root)).norm() / square(wanted.root).norm()
+        # a step of 1e-2 is left, and steps shrink by more than half
+        assert 0 < error < 2 * expected_sites.ROUGH
+    after = laplace.posterior()
+    assert torch.equal(after.training_covariance(), wanted.training_covariance())
+    again = laplace.posterior_near(after.root)
+    assert torch.equal(again.root.dense(), after.root.dense())
+
+
+@both_spaces
+def test_other_sites_have_nothing_to_start_from(space):
+    laplace = laplace_of(dense_model("categorical-3"), space, "mean")
+    posterior = laplace.posterior()
+    assert laplace.posterior_near(posterior.root) is posterior
+
+
+@both_spaces
 @pytest.mark.parametrize("name", ["bernoulli", "categorical-3", "categorical-sequence", "gaussian"])
 @pytest.mark.parametrize("past_rounding", [False, True])
 def test_training_covariance_is_the_blocks_of_the_whole(space, name, past_rounding):
@@ -355,6 +388,14 @@ def test_uphill_search_finds_the_optimum():
     assert found.initial_value == density([(0.0,)])[0]
     assert not found.at_boundary
     assert found.num_evaluations == len(steps) <= 20
+
+
+@pytest.mark.parametrize("top", [-11.0, -1.0, 0.4, 8.9])
+def test_uphill_search_of_a_parabola_needs_one_value_between_decades(top):
+    found = search_uphill(lambda points: [-((p[0] - top) ** 2) for p in points], 15.0, 1, int)
+    assert found.best[0] == pytest.approx(top, abs=1e-12)
+    decades = round(abs(top) / math.log(10))
+    assert found.num_evaluations == 3 + decades + 1
 
 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])

@@ -151,6 +151,36 @@ def test_an_optimum_at_the_edge_is_reported():
     assert prior.precision.item() == pytest.approx(70.0)
 
 
+@pytest.mark.parametrize("make", [lambda: Gaussian(0.2), Bernoulli])
+def test_factors_have_to_be_worth_their_change(make):
+    """With a log-normal density of the factors, what counts is the product of both."""
+    net, x, y, x_valid, y_valid = problem(CASES[1], make)
+
+    def laplace():
+        return make_laplace(net, x, y, Isotropic(0.7), make(), "function")
+
+    def penalty(scales, typical):
+        return sum(0.5 * (math.log(f) / math.log(typical)) ** 2 for f in scales)
+
+    batches = [(x_valid, y_valid, None)]
+    free, model = tune_on_validation(laplace(), batches), laplace()
+    bound = tune_on_validation(model, batches, typical_factor=1.5)
+    best = predictive_density(model, x_valid, y_valid)
+    assert bound.value == pytest.approx(best, rel=1e-8)  # of the rows alone
+    assert bound.initial_value < bound.value < free.value
+    best -= penalty(bound.scales.values(), 1.5)
+    for name in bound.scales:
+        for move in (0.95, 1 / 0.95):
+            moved = {k: f * move if k == name else f for k, f in bound.scales.items()}
+            model.prior.precision = 0.7 / moved["prior variances"]
+            if "noise" in moved:
+                model.likelihood.noise = 0.2 * moved["noise"]
+            density = predictive_density(model, x_valid, y_valid)
+            assert density - penalty(moved.values(), 1.5) <= best + 1e-9 * abs(best)
+    held = tune_on_validation(laplace(), batches, typical_factor=1.001).scales
+    assert all(abs(f - 1) < 1e-3 for f in held.values())
+
+
 def test_bad_input_is_named():
     net, x, y, x_valid, y_valid = problem(CASES[1], lambda: Gaussian(0.2))
     laplace = make_laplace(net, x, y, Layerwise(0.7), Gaussian(0.2), "function")
@@ -158,6 +188,8 @@ def test_bad_input_is_named():
         tune_on_validation(laplace, [])
     with pytest.raises(ValueError, match="span"):
         tune_on_validation(laplace, [(x_valid, y_valid, None)], span=0.5)
+    with pytest.raises(ValueError, match="typical_factor: expected a factor larger than 1"):
+        tune_on_validation(laplace, [(x_valid, y_valid, None)], typical_factor=1.0)
     before = laplace.prior.precision.detach().clone()
     y_valid[0] = math.inf
     with pytest.raises(ValueError, match=r"not finite.*nothing was changed"):

@@ -3,7 +3,7 @@
 The search is a grid of decades (half decades for one factor) around the current values and then
 L-BFGS in logarithms from the best of it, with derivatives by central differences: all values it
 needs at a time come from one pass over the validation rows. One factor whose every value takes a
-factorisation is searched by decades, uphill from the current value, and then by Brent's method.
+factorisation is searched by decades, uphill from the current value, and then between them.
 """
 
 from __future__ import annotations
@@ -104,7 +104,10 @@ def search_uphill(
     max_evaluations: int,
     step: Callable[[], object],
 ) -> Found:
-    """The best of one factor: decades uphill from no change, then Brent's method between them."""
+    """The best of one factor: decades uphill from no change, and between them.
+
+    There first at the maximum of a parabola through three decades, then by Brent's method.
+    """
     values: dict[float, float] = {}
 
     def value(x: float) -> float:
@@ -117,20 +120,40 @@ def search_uphill(
         return max(values, key=lambda x: (values[x], -abs(x)))
 
     decade = math.log(10)
-    for x in (0.0, -decade, decade):
-        value(x)
+    heights = {i: value(i * decade) for i in (0, -1, 1)}
+
+    def highest() -> int:
+        return max(heights, key=lambda i: (heights[i], -abs(i)))
+
     for way in (-1, 1):
-        while best() == way * max(way * x for x in values) and abs(best()) + decade <= limit:
-            value(best() + way * decade)
-    scipy.optimize.minimize_scalar(
-        lambda x: -max(value(float(x)), -1e300),
-        bounds=(max(best() - decade, -limit), min(best() + decade, limit)),
-        method="bounded",
-        options={"xatol": 0.02, "maxiter": max_evaluations},
-    )
+        while highest() == way * max(way * i for i in heights):
+            following = highest() + way
+            if abs(following) * decade > limit:
+                break
+            heights[following] = value(following * decade)
+    center = highest()
+    offset = _vertex([heights.get(center + i, -math.inf) for i in (-1, 0, 1)])
+    if offset is not None:
+        value((center + offset) * decade)
+    if max_evaluations > 1:
+        scipy.optimize.minimize_scalar(
+            lambda x: -max(value(float(x)), -1e300),
+            bounds=(max(best() - decade, -limit), min(best() + decade, limit)),
+            method="bounded",
+            options={"xatol": 0.02, "maxiter": max_evaluations - 1},
+        )
     found = best()
     edge = abs(found) > limit - 2e-2 or not math.isfinite(min(values.values()))
     return Found((found,), values[found], values[0.0], edge, len(values))
+
+
+def _vertex(heights: list[float]) -> float | None:
+    """Where the parabola through heights at -1, 0 and 1 is largest; None if it is nowhere."""
+    low, middle, high = heights
+    bend = low - 2 * middle + high
+    if not (math.isfinite(bend) and bend < 0):
+        return None
+    return 0.5 * (low - high) / bend
 
 
 def _neighbours(center: Scales, distance: float) -> list[Scales]:

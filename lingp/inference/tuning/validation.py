@@ -5,7 +5,7 @@ Prior variances are multiplied by a common factor s, and the noise variance of a
 eigendecomposition gives the predictive of the validation rows at every s and t (see
 `scaled_spectrum`), with the posterior's mean moving along where it is refitted. A refitted mean of
 a likelihood that isn't quadratic takes a refit for every s, and expected curvature its own fixed
-point.
+point, found roughly from that of the factor before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lingp.inference.progress import count
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.tuning.scale_search import Scales, search_grid, search_uphill
 from lingp.inference.tuning.scaled_spectrum import ScaledRows, ScaledSpectrum, works_in_a_space
-from lingp.likelihoods import Gaussian, Tempered
+from lingp.likelihoods import CurvatureRoot, Gaussian, Tempered
 from lingp.linearization import Factors
 
 _KEPT_SHARE = 0.25  # of free memory, for rows in the eigenbasis
@@ -87,6 +87,7 @@ def tune_on_validation(
     *,
     method: str | None = None,
     span: float = 1e6,
+    typical_factor: float | None = None,
     max_evaluations: int = 500,
     generator: torch.Generator | None = None,
 ) -> ValidationResult:
@@ -105,6 +106,10 @@ def tune_on_validation(
         How the likelihood computes its predictive; its first method by default.
     span
         The largest factor to try, up and down.
+    typical_factor
+        What change to expect, before the validation data are seen: the standard deviation of a
+        log-normal density of each factor, with median 1, which is counted like another row. A few
+        rows that nothing is wrong with then change little. None: all factors are alike.
     max_evaluations
         Most factors to try after the grid.
     generator
@@ -117,6 +122,10 @@ def tune_on_validation(
     """
     if not span > 1:
         raise ValueError(f"span: expected a factor larger than 1, got {span}")
+    if typical_factor is not None and not typical_factor > 1:
+        raise ValueError(
+            f"typical_factor: expected a factor larger than 1, or None, got {typical_factor}"
+        )
     factors = _free_factors(laplace)
     with torch.no_grad():
         rows = TrainingSet.collect(
@@ -127,7 +136,7 @@ def tune_on_validation(
             progress=laplace.training.progress,
             shards=laplace.training.shards,
         )
-        density = _Density(laplace, rows, factors, method, generator)
+        density = _Density(laplace, rows, factors, method, generator, typical_factor)
         with count("validating", show=laplace.training.progress) as step:
             if density.spectrum is None and len(factors) == 1:
                 found = search_uphill(density, math.log(span), max_evaluations, step)
@@ -142,7 +151,7 @@ def tune_on_validation(
     density.set(found.best)
     result = ValidationResult(
         found.initial_value,
-        found.value,
+        found.value - density.log_prior(found.best),
         rows.shards.num_rows,
         {f.name: math.exp(x) for f, x in zip(factors, found.best, strict=True)},
         found.at_boundary,
@@ -233,13 +242,16 @@ class _Density:
         factors: list[_Factor],
         method: str | None,
         generator: torch.Generator | None,
+        typical_factor: float | None = None,
     ) -> None:
         self.laplace, self.rows, self.factors, self.method = laplace, rows, factors, method
+        self.typical = math.inf if typical_factor is None else math.log(typical_factor)
         self.seed = 0
         if generator is not None:
             draw = torch.randint(2**31, (), generator=generator, device=generator.device)
             self.seed = int(draw)
         self.spectrum = self._make_spectrum()
+        self.tried: CurvatureRoot | None = None  # of the last posterior: the next is not far
         self.scaled: list[tuple[slice, ScaledRows]] | None = None
         if self.spectrum is None:
             return
@@ -268,8 +280,12 @@ class _Density:
         """Set the hyperparameters; whether their constraints allow that."""
         return all(f.set(x) for f, x in zip(self.factors, scales, strict=True))
 
+    def log_prior(self, scales: Scales) -> float:
+        """Of the factors, up to a constant."""
+        return -0.5 * sum((x / self.typical) ** 2 for x in scales)
+
     def __call__(self, candidates: list[Scales]) -> list[float]:
-        """The density at each of the factors; -inf where there is none."""
+        """The density at each of the factors, times their own; -inf where there is none."""
         totals = [0.0] * len(candidates)
         if self.spectrum is None:
             totals = [self._factorized(scales) for scales in candidates]
@@ -280,7 +296,10 @@ class _Density:
         self.set((0.0,) * len(self.factors))
         own = torch.tensor(totals, dtype=torch.float64, device=self.rows.outputs.device)
         totals = self.rows.shards.sum(own).tolist()
-        return [-math.inf if math.isnan(total) else total for total in totals]
+        return [
+            -math.inf if math.isnan(total) else total + self.log_prior(scales)
+            for total, scales in zip(totals, candidates, strict=True)
+        ]
 
     def _scaled(self, rows: slice, scaled: ScaledRows, scales: Scales) -> float:
         """The density of some rows, from the spectrum."""
@@ -305,9 +324,10 @@ class _Density:
             # said once, by the model afterwards
             warnings.simplefilter("ignore", RoundingWarning)
             try:
-                posterior, shift = laplace.posterior(), laplace.weight_shift()
+                posterior, shift = laplace.posterior_near(self.tried), laplace.weight_shift()
             except OutOfRangeError:
                 return -math.inf
+            self.tried = posterior.root
             for rows, factors in self._pieces(posterior.bytes_per_row()):
                 mean = self.rows.outputs[rows]
                 if shift is not None:
