@@ -44,6 +44,7 @@ _CONVEX: dict[str, Any] = {
 }
 # factors between decades, where each takes posteriors until curvature is its own average
 _TRIES = 1
+_SHARE = 0.1  # of the rows, where "auto" holds some out
 _TYPICAL = 10.0  # factor of which few rows that are held out have to be sure
 _LEAST = 1e-12  # noise variance that a search starts from
 
@@ -117,10 +118,6 @@ class LinearizedGPEstimator(BaseEstimator):
                 f"that are held out, or None, got {fraction!r}"
             )
 
-    def _held_out(self, num_rows: int, *, streaming: bool) -> float | None:
-        """The share of the rows that is held out."""
-        return self.validation_fraction
-
     def _rows(self, X: Any, **options: Any) -> np.ndarray:
         """X as float64 rows; a module may take rows of any shape."""
         checked = {"dtype": np.float64, "allow_nd": self.module is not None, **options}
@@ -148,32 +145,59 @@ class LinearizedGPEstimator(BaseEstimator):
         scaled = self.standardize and not self.prefit
         self.x_scaler_ = Standardizer.of(rows) if scaled else Standardizer.identity(rows)
         seed, generator = self._seeds()
-        if self.module is not None:
-            network, options = copy.deepcopy(self.module), {}
-        else:
-            hidden = layer_sizes(self.hidden_layer_sizes)
-            network = self._network(hidden, rows.shape[1], num_outputs, seed)
-            options = {} if hidden else _CONVEX
-        if self.device is not None:
-            network = network.to(self.device)
+        network = self._first_network(rows.shape[1], num_outputs, seed)
+        own = self.module is None
+        options = _CONVEX if own and not layer_sizes(self.hidden_layer_sizes) else {}
         device = next((p.device for p in network.parameters()), torch.device("cpu"))
         x = torch.from_numpy(self.x_scaler_.transform(rows)).to(device)
         y = torch.from_numpy(targets).to(device)
         mean = self._whose_mean(likelihood, streaming)
         problem = Problem(x, y, likelihood, mean, num_outputs, seed, generator)
-        self.validation_ = None
-        fraction = self._held_out(len(rows), streaming=streaming)
-        if fraction is None:
+        self.validation_, fraction = None, self.validation_fraction
+        if fraction is None or fraction == "auto":
             self._learn(network, problem, streaming, options)
+            if fraction == "auto" and own and not streaming and self._evidence_misleads():
+                network = self._first_network(rows.shape[1], num_outputs, seed)
+                self._take_factor(network, problem, options)
             return
+        kept, held = self._split(problem, fraction)
+        self._learn(network, kept, streaming, options)
+        self._tune(held, absorb=True)
+
+    def _split(self, problem: Problem, fraction: float) -> tuple[Problem, Problem]:
+        """Rows to learn from, and rows that are held out."""
         kept, held = train_test_split(
-            np.arange(len(rows)),
+            np.arange(len(problem.x)),
             test_size=fraction,
-            random_state=seed,
-            stratify=self._strata(targets, fraction),
+            random_state=problem.seed,
+            stratify=self._strata(problem.y.cpu().numpy(), fraction),
         )
-        self._learn(network, problem.at(kept), streaming, options)
-        self._tune(problem.at(held))
+        return problem.at(kept), problem.at(held)
+
+    def _take_factor(self, network: nn.Module, problem: Problem, options: dict[str, Any]) -> None:
+        """Scale the prior by what predicts the rows best that another network hasn't learned."""
+        found = self.gp_, self.module_, self.history_, self.n_iter_
+        kept, held = self._split(problem, _SHARE)
+        self._learn(network, kept, False, options)
+        self._tune(held, absorb=False)
+        self.gp_, self.module_, self.history_, self.n_iter_ = found
+        assert self.validation_ is not None
+        prior = self.gp_.prior
+        with torch.no_grad():
+            prior.precision = prior.precision / self.validation_.scales["prior variances"]
+
+    def _evidence_misleads(self) -> bool:
+        """Whether the rows don't say how sure predictions should be, so that others have to."""
+        return False
+
+    def _first_network(self, num_inputs: int, num_outputs: int, seed: int) -> nn.Module:
+        """What training starts from: the user's module, copied, or one of our own."""
+        if self.module is not None:
+            network = copy.deepcopy(self.module)
+        else:
+            hidden = layer_sizes(self.hidden_layer_sizes)
+            network = self._network(hidden, num_inputs, num_outputs, seed)
+        return network if self.device is None else network.to(self.device)
 
     def _strata(self, targets: np.ndarray, fraction: float) -> np.ndarray | None:
         """What rows that are held out should be balanced by."""
@@ -204,11 +228,12 @@ class LinearizedGPEstimator(BaseEstimator):
         self.gp_, self.module_, self.history_ = trained.gp, trained.net, trained.history
         self.n_iter_ = trained.step or 0
 
-    def _tune(self, held: Problem) -> None:
-        """Scale prior and noise by what predicts these rows best, and learn from them too."""
+    def _tune(self, held: Problem, *, absorb: bool) -> None:
+        """Scale prior and noise by what predicts these rows best, and perhaps learn from them."""
         tries = 500 if isinstance(held.likelihood, QuadraticLikelihood) else _TRIES
         found = self.gp_.optimize_hyperparameters(
             validation=(held.x, held.y),
+            absorb=absorb,
             typical_factor=_TYPICAL,
             max_evaluations=tries,
             generator=held.generator,

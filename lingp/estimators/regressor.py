@@ -21,6 +21,10 @@ from lingp.models.choice import Inference
 from lingp.priors import Prior
 from lingp.training import initialize_head
 
+# least precision of a row's noise, in standard units: more than ten times the variance of all
+# targets can't be the noise of more than a tenth of them
+_FLOOR = 0.1
+
 
 class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
     """Regression by a neural network that is trained as a Gaussian process, with the evidence.
@@ -276,7 +280,7 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
         else:
             self.y_scaler_ = Standardizer.identity(targets)
         if self.heteroscedastic:
-            likelihood: Likelihood = Heteroscedastic()
+            likelihood: Likelihood = self._varying_noise()
         else:
             likelihood = gaussian_noise(targets, self.y_scaler_)
         outputs = targets.shape[1] * (2 if self.heteroscedastic else 1)
@@ -296,9 +300,13 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
     def _initialize(self, network: nn.Module) -> None:
         if self.heteroscedastic:
             # the normal of mean 0 and variance 1, which standardised targets have
-            initialize_head(
-                network, torch.tensor([[-1.0], [1.0]]).expand(2, len(self.y_scaler_.constant))
-            )
+            targets = torch.tensor([[-1.0], [1.0]]).expand(2, len(self.y_scaler_.constant))
+            initialize_head(network, targets, self._varying_noise())
+
+    def _varying_noise(self) -> Heteroscedastic:
+        # a module means what it gives, and without scaling the units are the data's own
+        own = self.module is None and self.standardize
+        return Heteroscedastic(floor=_FLOOR if own else 0.0)
 
     def _evaluate(self) -> Self:
         units = self.gp_.laplace.training.num_data * np.log(self.y_scaler_.scale).sum()

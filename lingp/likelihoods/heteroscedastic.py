@@ -49,6 +49,10 @@ class Heteroscedastic(Likelihood):
     ----------
     link
         The function g > 0: "softplus", which grows linearly, or "exp".
+    floor
+        Added to g: the least precision, in 1 / (units of y)². Where f₂ is uncertain and may be far
+        below 0, σ could be anything, and intervals could be as wide; with a floor σ is at most
+        floor^(-1/2).
 
     References
     ----------
@@ -60,11 +64,16 @@ class Heteroscedastic(Likelihood):
     methods = ("mixture", "natural", "delta", "monte_carlo")
     allows_missing = True
 
-    def __init__(self, link: Literal["softplus", "exp"] = "softplus") -> None:
+    def __init__(
+        self, link: Literal["softplus", "exp"] = "softplus", *, floor: float = 0.0
+    ) -> None:
         super().__init__()
         if link not in _LINKS:
             raise ValueError(f'link: expected "softplus" or "exp", got {link!r}')
+        if not 0 <= floor < math.inf:
+            raise ValueError(f"floor: expected a finite precision >= 0, got {floor}")
         self.link = link
+        self.floor = float(floor)
 
     def target_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(output_shape) != 1 or output_shape[0] % 2 or output_shape[0] == 0:
@@ -82,14 +91,15 @@ class Heteroscedastic(Likelihood):
         """g(f₂) = 1 / σ², elementwise."""
         f2 = f2.clamp(_LOWEST, _HIGHEST[self.link])
         # torch's own threshold of 20 is off by 1e-10
-        return f2.exp() if self.link == "exp" else softplus(f2, threshold=50.0)
+        found = f2.exp() if self.link == "exp" else softplus(f2, threshold=50.0)
+        return found + self.floor if self.floor else found
 
     def relative_slope(self, f2: Tensor) -> Tensor:
         """g'(f₂) / g(f₂), elementwise, at most 1."""
         inside = (f2 >= _LOWEST) & (f2 <= _HIGHEST[self.link])
-        if self.link == "exp":
-            return inside.to(f2)
-        return inside * f2.clamp(min=_LOWEST).sigmoid() / self.precision(f2)
+        if self.link == "softplus":
+            return inside * f2.clamp(min=_LOWEST).sigmoid() / self.precision(f2)
+        return inside / (1 + self.floor * (-f2.clamp(_LOWEST, _HIGHEST[self.link])).exp())
 
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         (y, observed), (f1, f2) = split_missing(y), f.chunk(2, -1)
@@ -160,4 +170,4 @@ class Heteroscedastic(Likelihood):
         return GaussianPredictive(f1 * variance, spread, variance)
 
     def extra_repr(self) -> str:
-        return f"link={self.link!r}"
+        return f"link={self.link!r}" + (f", floor={self.floor:g}" if self.floor else "")

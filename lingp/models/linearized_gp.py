@@ -26,7 +26,12 @@ from lingp.models.latents import Latents
 from lingp.models.layout import TargetLayout, untempered
 from lingp.models.prediction import LeaveOneOutPrediction, Prediction
 from lingp.models.storable import StorableNetwork
-from lingp.models.tuning import Objective, SearchMethod, refuse_with_validation
+from lingp.models.tuning import (
+    Objective,
+    SearchMethod,
+    refuse_with_validation,
+    refuse_without_validation,
+)
 
 
 class LinearizedGP(StorableNetwork):
@@ -251,6 +256,7 @@ class LinearizedGP(StorableNetwork):
         if validation is not None:
             refuse_with_validation(objective=objective, method=method, num_restarts=num_restarts)
             return self._tune_on(validation, absorb, typical_factor, max_evaluations, generator)
+        refuse_without_validation(typical_factor=typical_factor)
         result = optimize(
             laplace,
             objective=objective or "auto",

@@ -16,3 +16,13 @@ def refuse_with_validation(**options: object) -> None:
             f"{given[0]}: has no meaning with validation data, whose log predictive density is the "
             "objective; leave out one of the two"
         )
+
+
+def refuse_without_validation(**options: object) -> None:
+    """Raise if an option was given that has a use only for tuning on validation data."""
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise ValueError(
+            f"{given[0]}: has no meaning without validation data; give them as validation=(X, y), "
+            "or leave it out"
+        )

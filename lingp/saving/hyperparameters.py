@@ -77,7 +77,7 @@ _RECIPES: dict[type, Arguments] = {
         "degrees_of_freedom": _start("degrees_of_freedom"),
         "scale": _start("scale"),
     },
-    likelihoods.Heteroscedastic: {"link": _same("link")},
+    likelihoods.Heteroscedastic: {"link": _same("link"), "floor": _same("floor")},
     likelihoods.Tempered: {},
     TemperedQuadratic: {},
 }

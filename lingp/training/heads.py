@@ -11,6 +11,7 @@ log-likelihood is concave and its curvature is positive semidefinite.)
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from typing import Any
 
@@ -82,20 +83,24 @@ def natural_outputs(
 ) -> Tensor:
     """The outputs (... x 2T) of N(mean, exp(log_variance)), both (... x T).
 
-    The inverse of the likelihood's link. Differentiable; log variances are taken as ±40 beyond.
+    The inverse of the likelihood's link. Differentiable; log variances are taken as ±40 beyond, and
+    variances that the likelihood's floor rules out as the largest that it has.
     """
-    return outputs_of(mean, log_variance, link_of(likelihood))
+    found = as_heteroscedastic(likelihood)
+    return outputs_of(mean, log_variance, found.link, found.floor)
 
 
-def outputs_of(mean: Tensor, log_variance: Tensor, link: str) -> Tensor:
+def outputs_of(mean: Tensor, log_variance: Tensor, link: str, floor: float) -> Tensor:
     """`natural_outputs` for a link by name."""
-    log_precision = -log_variance.clamp(-_LARGEST, _LARGEST)
-    precision = log_precision.exp()
-    f2 = log_precision
+    f2 = -log_variance.clamp(-_LARGEST, _LARGEST)
+    precision = f2.exp()
+    if floor:
+        precision = (precision - floor).clamp(min=math.exp(-_LARGEST))
+        f2 = precision.log()
     if link == "softplus":
         # g = log(1 + e^f₂), so f₂ = log(e^g - 1), without overflow or cancellation
         f2 = precision + (-torch.expm1(-precision)).log()
-    return torch.cat([mean * precision, f2], -1)
+    return torch.cat([mean * (precision + floor), f2], -1)
 
 
 @torch.no_grad()
@@ -131,7 +136,7 @@ def initialize_head(
     ValueError
         If there is no head for T targets, it has no bias, or a target has no variance.
     """
-    link = link_of(likelihood)
+    found = as_heteroscedastic(likelihood)
     targets = torch.as_tensor(y).double()
     if targets.dim() == 0 or len(targets) == 0 or not bool(targets.isinf().logical_not().all()):
         raise ValueError(
@@ -147,7 +152,7 @@ def initialize_head(
             f"y: target {int((~(variance > 0)).nonzero()[0])} has fewer than two different observed"
             " values, so it has no variance to start from; leave it out, or set the bias by hand"
         )
-    head.bias.copy_(outputs_of(mean, variance.log(), link))
+    head.bias.copy_(outputs_of(mean, variance.log(), found.link, found.floor))
     head.weight.mul_(weight_scale)
 
 
@@ -171,12 +176,12 @@ def _find_head(net: nn.Module, num_targets: int) -> nn.Linear:
     return fitting[0]
 
 
-def link_of(likelihood: Likelihood | str) -> str:
-    """The link g of a heteroscedastic likelihood, "softplus" or "exp"."""
+def as_heteroscedastic(likelihood: Likelihood | str) -> Heteroscedastic:
+    """The likelihood, which has to be heteroscedastic."""
     found = as_likelihood(likelihood)
     if not isinstance(found, Heteroscedastic):
         raise TypeError(
             f"likelihood: expected Heteroscedastic, got {type(found).__name__}; natural heads are "
             "for it only"
         )
-    return found.link
+    return found

@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 
 from lingp.likelihoods import Likelihood
 from lingp.linearization.inputs import call_network
-from lingp.training.heads import link_of, outputs_of
+from lingp.training.heads import as_heteroscedastic, outputs_of
 
 _LOWEST = -45.0  # softplus has no gradient worth having below, and its logarithm overflows
 
@@ -35,7 +35,7 @@ class NaturalFromMeanVariance(nn.Module):
         What the raw variances are: "log" (logarithms of σ²), "log_std" (logarithms of σ),
         "softplus" (σ² = log(1 + eˢ)), or a function that gives σ² from them.
     likelihood
-        Whose link is inverted.
+        Whose link, with its floor, is inverted.
     minimum_variance
         That the network's own loss adds to σ², as some do.
 
@@ -61,7 +61,8 @@ class NaturalFromMeanVariance(nn.Module):
             raise ValueError(f"minimum_variance: expected a number >= 0, got {minimum_variance}")
         self.net = net
         self.variance = variance
-        self.link = link_of(likelihood)
+        found = as_heteroscedastic(likelihood)
+        self.link, self.floor = found.link, found.floor
         self.minimum_variance = minimum_variance
 
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
@@ -70,7 +71,7 @@ class NaturalFromMeanVariance(nn.Module):
         else:
             out = call_network(self.net, named or (inputs if len(inputs) > 1 else inputs[0]))
         mean, raw = _split(out)
-        return outputs_of(mean, self._log_variance(raw), self.link)
+        return outputs_of(mean, self._log_variance(raw), self.link, self.floor)
 
     def _log_variance(self, raw: Tensor) -> Tensor:
         if self.variance == "log":
@@ -88,7 +89,8 @@ class NaturalFromMeanVariance(nn.Module):
 
     def extra_repr(self) -> str:
         name = self.variance if isinstance(self.variance, str) else "function"
-        return f"variance={name!r}, link={self.link!r}"
+        floor = f", floor={self.floor:g}" if self.floor else ""
+        return f"variance={name!r}, link={self.link!r}{floor}"
 
 
 def _split(out: Any) -> tuple[Tensor, Tensor]:

@@ -11,20 +11,51 @@ import torch
 from sklearn.base import clone
 from small_tables import classifier, labelled, network, regressor, table
 
+from lingp.priors import Isotropic
 
-def test_which_rows_are_held_out_by_default(monkeypatch):
-    X, y = table()
-    assert regressor().fit(X, y).validation_ is None
-    X, y = labelled(40)
-    assert classifier().fit(X, y).validation_ is None
+
+def separable(num_classes):
+    """Labels that a linear model gets right."""
+    X, _ = table(40)
+    order = X[:, 0].argsort().argsort() * num_classes // 40
+    return X + order[:, None] * [4e3, 0, 0], np.array(["pear", "apple", "fig"])[order]
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_labels_learned_without_error_have_a_factor_from_others(num_classes, monkeypatch):
+    """By default it scales the prior of the network of all rows, which stays as it is."""
+    X, y = separable(num_classes)
+    plain = classifier(steps=200).fit(X, y)  # too few rows
+    assert (plain.predict(X) == y).all()
+    assert plain.validation_ is None
     monkeypatch.setattr("lingp.estimators.classifier._MANY", 40)
-    model = classifier().fit(X, y)
-    assert model.validation_.num_rows == 4
+    model = classifier(steps=200).fit(X, y)
+    found = model.validation_
+    assert found.num_rows == 4
     assert model.gp_.laplace.training.num_data == 40
-    for options in ({"validation_fraction": None}, {"module": network(3)}):
-        assert classifier(**options).fit(X, y).validation_ is None
-    assert classifier().partial_fit(X, y).validation_ is None
+    for left, right in zip(plain.module_.parameters(), model.module_.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-12)
+    factor = found.scales["prior variances"]
+    assert factor != 1
+    torch.testing.assert_close(
+        model.gp_.prior.precision, plain.gp_.prior.precision / factor, rtol=1e-9, atol=0
+    )
+    plain.gp_.prior.precision = model.gp_.prior.precision
+    np.testing.assert_allclose(model.predict_proba(X), plain.predict_proba(X), rtol=1e-6)
+
+
+def test_no_rows_are_held_out_where_the_evidence_can_tell(monkeypatch):
+    monkeypatch.setattr("lingp.estimators.classifier._MANY", 40)
+    X, y = separable(3)
+    noisy = y.copy()
+    noisy[::7] = "fig"
+    assert classifier(steps=200).fit(X, noisy).validation_ is None
     assert regressor().fit(*table(40)).validation_ is None
+    fixed = Isotropic(1.0)
+    fixed.raw_precision.requires_grad_(False)
+    for options in ({"validation_fraction": None}, {"module": network(3)}, {"prior": fixed}):
+        assert classifier(steps=200, **options).fit(X, y).validation_ is None
+    assert classifier(steps=200).partial_fit(X, y).validation_ is None
 
 
 @pytest.mark.parametrize("make", [regressor, classifier])
@@ -49,9 +80,9 @@ def test_precision_and_noise_are_those_that_predict_the_held_out_rows():
     seen = {}
     tune = type(model)._tune
 
-    def watched(self, held):
+    def watched(self, held, **options):
         seen.update(gp=copy.deepcopy(self.gp_), held=held)
-        tune(self, held)
+        tune(self, held, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(model), "_tune", watched)

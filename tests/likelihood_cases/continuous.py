@@ -23,7 +23,7 @@ def heteroscedastic_curvature(likelihood, y, f):
             g = f2.clamp(-40.0, 40.0).exp()
         else:
             g = torch.nn.functional.softplus(f2.clamp(min=-40.0), threshold=50.0)
-        return torch.cat([f1, -0.5 * g])
+        return torch.cat([f1, -0.5 * (g + likelihood.floor)])
 
     def log_prob(eta, y):
         eta1, eta2 = eta.chunk(2)
@@ -89,6 +89,17 @@ CASES = [
     )
     for link in ("softplus", "exp")
     for num_targets in (1, 3)
+]
+CASES += [
+    LikelihoodCase(
+        f"heteroscedastic-{link}-floor",
+        lambda link=link: Heteroscedastic(link, floor=0.3),
+        (4,),
+        normal(2),
+        heteroscedastic_curvature,
+        missing=True,
+    )
+    for link in ("softplus", "exp")
 ]
 CASES += [
     LikelihoodCase("student-t", StudentT, (), normal(), fisher_information, missing=True),

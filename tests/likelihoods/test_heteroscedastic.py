@@ -157,6 +157,27 @@ def test_link_is_one_of_two():
 
 
 @every_link
+def test_a_floor_is_the_least_precision(link):
+    plain, likelihood = Heteroscedastic(link), Heteroscedastic(link, floor=0.25)
+    f2 = torch.tensor([-1e30, -1e3, -39.0, -1.0, 0.0, 2.0, 30.0, 1e30]).double()
+    close(likelihood.precision(f2), plain.precision(f2) + 0.25, rtol=0, atol=0)
+    f2 = f2[2:-1].requires_grad_()
+    (slope,) = torch.autograd.grad(likelihood.precision(f2).log().sum(), f2)
+    close(likelihood.relative_slope(f2), slope, rtol=1e-13, atol=0)
+    # f₂ may be anything: all but half of its mass is at the floor, where y ~ N(2, 4 + 16)
+    mean, covariance = torch.tensor([[0.5, -1.0]]), torch.diag(torch.tensor([1.0, 1e6]))
+    moments = mean.double(), covariance.double().unsqueeze(0)
+    lower, upper = likelihood.predictive(*moments).interval(0.9)
+    tail = 1.2816 * math.sqrt(20)  # 0.05 of all is a tenth of half
+    assert (lower.item(), upper.item()) == pytest.approx((2 - tail, 2 + tail), rel=2e-3)
+    assert plain.predictive(*moments).interval(0.9)[1] > 1e6
+    for floor in (-0.1, math.inf, math.nan):
+        with pytest.raises(ValueError, match="floor: expected a finite precision >= 0, got"):
+            Heteroscedastic(link, floor=floor)
+    assert "floor=0.25" in repr(likelihood)
+
+
+@every_link
 def test_draws_have_the_moments(link):
     likelihood, f, count = Heteroscedastic(link), tensor(4, 4), 40_000
     draws = likelihood.sample(f.expand(count, -1, -1), generator=torch.Generator().manual_seed(0))

@@ -85,6 +85,23 @@ def test_outputs_invert_the_link(link, dtype):
 
 
 @every_link
+def test_outputs_invert_the_link_down_to_its_floor(link):
+    likelihood = Heteroscedastic(link, floor=0.1)
+    log_variance = torch.linspace(-30, math.log(9.99), 101).double().unsqueeze(-1)
+    mean = 3 * tensor(101, 1)
+    got = moments(likelihood, natural_outputs(mean, log_variance, likelihood))
+    # beside the floor g - floor keeps 1e-3 of its digits, which g makes up for
+    close(got[0], mean, rtol=1e-13, atol=0)
+    close(got[1], log_variance.exp(), rtol=1e-13, atol=0)
+    wide = moments(likelihood, natural_outputs(mean[:1], log_variance[-1:] + 5, likelihood))
+    close(torch.stack(wide), torch.stack([mean[:1], torch.full_like(mean[:1], 10.0)]))
+    net = NaturalFromMeanVariance(mean_variance_network(1), likelihood=likelihood)
+    out = net.net(tensor(5, 3))
+    close(moments(likelihood, net(tensor(5, 3)))[1], out[:, 1:].exp(), rtol=1e-12, atol=0)
+    assert "floor=0.1" in repr(net)
+
+
+@every_link
 @pytest.mark.parametrize("num_targets", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_an_initialised_network_predicts_mean_and_variance_of_the_data(link, num_targets, dtype):
