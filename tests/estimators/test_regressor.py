@@ -83,10 +83,23 @@ def test_heteroscedastic_spread_is_that_of_the_interval_and_correlations_are_of_
     latent = model.gp_.posterior(model._tensor(X[NEW]))
     n = len(X[NEW])
     dense = latent.covariance_matrix.reshape(n, 2, n, 2)[:, 0, :, 0]
-    variance = 1 / torch.nn.functional.softplus(latent.mean[:, 1])
+    variance = 1 / (0.1 + torch.nn.functional.softplus(latent.mean[:, 1]))
     normal = (variance[:, None] * dense * variance + torch.diag(variance)).numpy()
     d = np.sqrt(np.diag(normal))
     np.testing.assert_allclose(cov, normal / d[:, None] / d * std[:, None] * std, rtol=1e-8)
+
+
+def test_noise_that_varies_is_bounded_in_units_of_the_targets():
+    X, y = table()
+    model = regressor(heteroscedastic=True).fit(X, y)
+    assert model.gp_.likelihood.floor == 0.1
+    # in standard units: ten times the variance of all targets
+    f = torch.tensor([[0.0, -1e9]]).double()
+    assert model.gp_.likelihood.conditional_variance(f).item() == pytest.approx(10, rel=1e-12)
+    # what gives precisions of its own is believed
+    own = regressor(heteroscedastic=True, module=network(2), steps=2).fit(X, y)
+    raw = regressor(heteroscedastic=True, standardize=False, steps=2).fit(X / 1e4, y / 1e3)
+    assert own.gp_.likelihood.floor == raw.gp_.likelihood.floor == 0
 
 
 def test_normal_intervals_and_standard_deviations_agree():
