@@ -304,6 +304,7 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
             initialize_head(network, targets, self._varying_noise())
 
     def _varying_noise(self) -> Heteroscedastic:
+        """Noise that depends on the inputs, with a bound where the units are known."""
         # a module means what it gives, and without scaling the units are the data's own
         own = self.module is None and self.standardize
         return Heteroscedastic(floor=_FLOOR if own else 0.0)
