@@ -341,7 +341,10 @@ def test_comparisons_start_from_what_was_tried_before(space, mean, monkeypatch):
         # a step of 1e-2 is left, and steps shrink by more than half
         assert 0 < error < 2 * expected_sites.ROUGH
     after = laplace.posterior()
-    assert torch.equal(after.training_covariance(), wanted.training_covariance())
+    # of another start 1e-3 would differ; rounding goes with where arrays lie
+    torch.testing.assert_close(
+        after.training_covariance(), wanted.training_covariance(), rtol=1e-9, atol=1e-12
+    )
     again = laplace.posterior_near(after.root)
     assert torch.equal(again.root.dense(), after.root.dense())
 
