@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -88,6 +88,8 @@ class LinearizedGPEstimator(BaseEstimator):
     random_state: Any
     verbose: bool
 
+    _named_shares: ClassVar[tuple[str, ...]] = ()  # values of validation_fraction
+
     gp_: LinearizedGP
     module_: nn.Module
     history_: History
@@ -108,14 +110,13 @@ class LinearizedGPEstimator(BaseEstimator):
             )
         if self.mean not in ("auto", "network", "refit"):
             raise ValueError(f'mean: expected "auto", "network" or "refit", got {self.mean!r}')
-        self._check_held_out()
-
-    def _check_held_out(self) -> None:
-        fraction = self.validation_fraction
-        if fraction is not None and not (isinstance(fraction, Real) and 0 < float(fraction) < 1):
+        fraction, named = self.validation_fraction, self._named_shares
+        known = fraction is None or (isinstance(fraction, str) and fraction in named)
+        if not known and not (isinstance(fraction, Real) and 0 < float(fraction) < 1):
+            others = "".join(f"{name!r}, " for name in named)
             raise ValueError(
                 "validation_fraction: expected a number between 0 and 1, the share of the rows "
-                f"that are held out, or None, got {fraction!r}"
+                f"that are held out, {others}or None, got {fraction!r}"
             )
 
     def _rows(self, X: Any, **options: Any) -> np.ndarray:

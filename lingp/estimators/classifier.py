@@ -83,6 +83,8 @@ verbose
     (2, 3)
     """
 
+    _named_shares = ("auto",)
+
     classes_: np.ndarray
     log_marginal_likelihood_value_: float
 
@@ -231,10 +233,6 @@ verbose
                 "logit for each" + (", or one in all" if num_classes == 2 else "")
             )
         return found
-
-    def _check_held_out(self) -> None:
-        if self.validation_fraction != "auto":
-            super()._check_held_out()
 
     def _evidence_misleads(self) -> bool:
         training, precision = self.gp_.laplace.training, self.gp_.prior.raw_precision

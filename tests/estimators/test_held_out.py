@@ -129,5 +129,10 @@ def test_a_trained_module_with_held_out_rows():
 def test_other_fractions_are_refused(fraction):
     with pytest.raises(ValueError, match="validation_fraction: expected a number between 0 and 1"):
         regressor(validation_fraction=fraction).fit(*table())
-    with pytest.raises(ValueError, match="validation_fraction: expected a number between 0 and 1"):
+    with pytest.raises(ValueError, match=r"number between 0 and 1.*held out, 'auto', or None, got"):
         classifier(validation_fraction=fraction).fit(*labelled())
+
+
+def test_numbers_have_no_share_of_their_own():
+    with pytest.raises(ValueError, match="held out, or None, got 'auto'"):
+        regressor(validation_fraction="auto").fit(*table())
