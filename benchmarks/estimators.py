@@ -25,8 +25,8 @@ Classification: nine sets, ten splits, training and validation rows (85 %) to le
 accuracy, ECE, Brier score, seconds:
 
     lingp                          LinearizedGPClassifier(random_state=split)
-    lingp, evidence alone          the same with validation_fraction=None, which differs from 1000
-                                   rows on
+    lingp, evidence alone          the same with validation_fraction=None, which differs where 1000
+                                   labels or more are learned nearly without error
     GaussianProcessClassifier      constant x RBF, a length scale for each input (one, where inputs
                                    times classes are more than 100), one class against the rest;
                                    of at most 1000 rows, drawn at random

@@ -223,7 +223,7 @@ def lingp_classifier(work: Work, **options: object) -> np.ndarray:
 
 
 def lingp_evidence(work: Work) -> np.ndarray:
-    """The prior's scale by the evidence alone: another model from a thousand rows on."""
+    """The prior's scale by the evidence alone, however well labels are learned."""
     return lingp_classifier(work, validation_fraction=None)
 
 
