@@ -55,8 +55,12 @@ def test_no_rows_are_held_out_where_the_evidence_can_tell(monkeypatch):
     fixed = Isotropic(1.0)
     fixed.raw_precision.requires_grad_(False)
     for options in ({"validation_fraction": None}, {"module": network(3)}, {"prior": fixed}):
-        assert classifier(steps=200, **options).fit(X, y).validation_ is None
-    assert classifier(steps=200).partial_fit(X, y).validation_ is None
+        model = classifier(steps=200, **options).fit(X, y)
+        assert (model.predict(X) == y).all()  # else there would be none anyway
+        assert model.validation_ is None
+    streaming = classifier(steps=200).partial_fit(X, y)
+    assert (streaming.predict(X) == y).all()
+    assert streaming.validation_ is None
 
 
 @pytest.mark.parametrize("make", [regressor, classifier])

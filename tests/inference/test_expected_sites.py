@@ -395,7 +395,10 @@ def test_uphill_search_finds_the_optimum():
 
 @pytest.mark.parametrize("top", [-11.0, -1.0, 0.4, 8.9])
 def test_uphill_search_of_a_parabola_needs_one_value_between_decades(top):
-    found = search_uphill(lambda points: [-((p[0] - top) ** 2) for p in points], 15.0, 1, int)
+    def density(points):
+        return [-((x - top) ** 2) for (x,) in points]
+
+    found = search_uphill(density, 15.0, 1, lambda: None)
     assert found.best[0] == pytest.approx(top, abs=1e-12)
     decades = round(abs(top) / math.log(10))
     assert found.num_evaluations == 3 + decades + 1

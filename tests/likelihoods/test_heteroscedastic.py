@@ -164,7 +164,7 @@ def test_a_floor_is_the_least_precision(link):
     f2 = f2[2:-1].requires_grad_()
     (slope,) = torch.autograd.grad(likelihood.precision(f2).log().sum(), f2)
     close(likelihood.relative_slope(f2), slope, rtol=1e-13, atol=0)
-    # f₂ may be anything: all but half of its mass is at the floor, where y ~ N(2, 4 + 16)
+    # f₂ may be anything: half of its mass is at the floor, where y ~ N(2, 4 + 16)
     mean, covariance = torch.tensor([[0.5, -1.0]]), torch.diag(torch.tensor([1.0, 1e6]))
     moments = mean.double(), covariance.double().unsqueeze(0)
     lower, upper = likelihood.predictive(*moments).interval(0.9)
