@@ -320,7 +320,7 @@ class LinearizedGPEstimator(BaseEstimator):
             inference=copy.deepcopy(self.inference),
             mean=problem.mean,
         )
-        gp.fit(problem.x, problem.y, progress=bool(self.verbose))
+        gp.fit(problem.x, problem.y, progress=bool(self.verbose), prepare=False)
         if isinstance(likelihood, Gaussian):
             # the search starts at the noise that the network leaves
             training = gp.laplace.training

@@ -22,14 +22,21 @@ from torch import Tensor
 from lingp.inference.cache import ValueCache
 from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.data_term import DataTerm
-from lingp.inference.expected_sites import ROUGH, TOLERANCE, expected_posterior
+from lingp.inference.expected_sites import (
+    ROUGH,
+    TOLERANCE,
+    expected_posterior,
+    first_root,
+)
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.features import Features
 from lingp.inference.implicit import attached_mode
+from lingp.inference.mean_scale import MeanScale, matched_scale
 from lingp.inference.mode import Mode, WhitenedModel, newton_mode, solved_mode
 from lingp.inference.posterior import InferenceMethod, Posterior, features_of
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot, Likelihood
+from lingp.operators import diagonal_blocks
 from lingp.priors import Prior
 
 Mean = Literal["network", "refit"]
@@ -78,6 +85,9 @@ class LinearizedLaplace:
         Where curvature is taken: at the "mean", at the outputs of the "network", or "expected"
         under the posterior (see `lingp.inference.expected_sites`). The evidence and everything
         that is differentiated takes it at the mean in the last case.
+    mean_scale
+        s of predictions E p(y | s m + ε) of class labels, or "matched" (see
+        `lingp.inference.mean_scale`). The posterior and the evidence don't depend on it.
     """
 
     training: TrainingSet
@@ -86,6 +96,7 @@ class LinearizedLaplace:
     method: InferenceMethod
     mean: Mean = "network"
     sites: Sites = "mean"
+    mean_scale: MeanScale = 1.0
 
     def __post_init__(self) -> None:
         if self.mean not in ("network", "refit"):
@@ -96,6 +107,7 @@ class LinearizedLaplace:
         self._expected: ValueCache[Posterior] = ValueCache()
         self._explaining: ValueCache[Posterior] = ValueCache()
         self._offset: ValueCache[Tensor] = ValueCache()
+        self._matched: ValueCache[float] = ValueCache()
         self._mode: ValueCache[tuple[Mode, Posterior]] = ValueCache()
         num_parameters, shape = self.training.num_parameters, self.prior.mean.shape
         if self.prior.mean.dim() == 1 and len(self.prior.mean) != num_parameters:
@@ -128,7 +140,7 @@ class LinearizedLaplace:
         Parameters
         ----------
         start
-            The curvature root of other hyperparameters' posterior; None: at the mean.
+            The curvature root of other hyperparameters' posterior; None: of the prior alone.
         """
         if self.sites != "expected":
             return self.posterior()
@@ -136,12 +148,24 @@ class LinearizedLaplace:
         posterior = self._make_expected(start, ROUGH)
         return posterior if self.mean == "network" else self._explained(posterior)
 
+    def scale_of_mean(self) -> float:
+        """s, which is found at the current hyperparameters where it is "matched"."""
+        if self.mean_scale != "matched":
+            return self.mean_scale
+        posterior = self.posterior()
+
+        def match() -> float:
+            return matched_scale(self.data_term, self.mean_outputs(), posterior)
+
+        with torch.no_grad():
+            return self._matched.get((), match, (posterior,))
+
     def mode(self) -> Mode:
         """The optimum of the linearised model, whatever `mean` is."""
         with torch.no_grad():
             return self._kept(self._mode, self._find_mode)[0]
 
-    def restore(self, posterior: Posterior, mode: Mode | None) -> None:
+    def restore(self, posterior: Posterior, mode: Mode | None, scale: float) -> None:
         """Keep what was made before, for the hyperparameters as they are.
 
         Parameters
@@ -150,6 +174,8 @@ class LinearizedLaplace:
             What `posterior` gave.
         mode
             What `mode` gave, for a refitted mean.
+        scale
+            What `scale_of_mean` gave.
         """
         with torch.no_grad():
             if self.mean == "refit":
@@ -157,6 +183,7 @@ class LinearizedLaplace:
             else:
                 cache = self._expected if self.sites == "expected" else self._posterior
             self._kept(cache, lambda: posterior)
+            self._matched.get((), lambda: scale, (posterior,))
             if mode is not None:
                 self._kept(self._mode, lambda: (mode, posterior))
 
@@ -215,6 +242,16 @@ class LinearizedLaplace:
         with torch.no_grad():
             return self._offset.get((self.prior.mean,), make, (self.training,))
 
+    def mean_outputs(self) -> Tensor:
+        """Latent outputs at the posterior's mean, (N x C)."""
+        return self.training.outputs if self.mean == "network" else self._optimum()[1]
+
+    def prior_covariance(self) -> Tensor:
+        """J_n Σ0 J_nᵀ at the training data, (N x C x C), without a graph."""
+        variances = self.prior.variances().detach().to(self.training.outputs)
+        parts = [diagonal_blocks(factors, variances) for _, factors in self.training.chunks()]
+        return torch.cat(parts)
+
     def _make_posterior(self, root: CurvatureRoot) -> Posterior:
         return self.method(self.training, self.prior, root)
 
@@ -239,9 +276,16 @@ class LinearizedLaplace:
     def _make_expected(
         self, start: CurvatureRoot | None = None, tolerance: float = TOLERANCE
     ) -> Posterior:
-        outputs = self.training.outputs if self.mean == "network" else self._optimum()[1]
+        outputs = self.mean_outputs()
+        if start is None:
+            start = first_root(self.data_term, outputs, self.prior_covariance())
         return expected_posterior(
-            self.data_term, outputs, self._make_posterior, start=start, tolerance=tolerance
+            self.data_term,
+            outputs,
+            self._make_posterior,
+            start,
+            tolerance=tolerance,
+            progress=self.training.progress,
         )
 
     def _current(self, root: Callable[[], CurvatureRoot]) -> Posterior:

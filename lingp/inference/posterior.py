@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import wraps
+from functools import cached_property, wraps
 from typing import ClassVar, TypeVar
 
 import torch
@@ -110,13 +110,18 @@ class Posterior(ABC):
         ]
         return torch.cat(blocks)
 
-    def informed_covariance(self) -> Tensor:
-        """F_n (I + Φᵀ Φ)⁻¹ F_nᵀ at every training datum, (N x C x C).
+    def training_parts(self) -> tuple[Tensor, Tensor | None]:
+        """`training_covariance` in two parts, (N x C x C) each.
 
-        That is `training_covariance` for exact methods; else without what features leave out of the
-        prior, of which the data say nothing.
+        The first is F_n (I + Φᵀ Φ)⁻¹ F_nᵀ. The second is what features leave out of the prior, of
+        which the data say nothing; None for exact methods.
         """
-        return self.training_covariance()
+        return self.training_covariance(), None
+
+    @cached_property
+    def at_data(self) -> tuple[Tensor, Tensor | None]:
+        """`training_parts`, kept."""
+        return self.training_parts()
 
     @abstractmethod
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:

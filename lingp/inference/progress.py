@@ -26,13 +26,15 @@ def track(
 
 
 @contextmanager
-def count(description: str, *, show: bool = True) -> Iterator[Callable[[], object]]:
-    """Gives a function to call after each step of work whose end isn't known."""
+def count(
+    description: str, *, total: int | None = None, show: bool = True
+) -> Iterator[Callable[[], object]]:
+    """Gives a function to call after each step of work; `total` is how many are expected."""
     bar = _bar_class() if show else None
     if bar is None:
         yield lambda: None
         return
-    with bar(desc=description, delay=SECONDS_BEFORE_SHOWN, leave=False) as steps:
+    with bar(desc=description, total=total, delay=SECONDS_BEFORE_SHOWN, leave=False) as steps:
         yield steps.update
 
 

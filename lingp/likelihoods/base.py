@@ -67,6 +67,27 @@ class Likelihood(gpytorch.Module, ABC):
         """K where a datum's target is one class label 0 .. K-1, else None."""
         return None
 
+    def label_probs(self, moments: Tensor) -> Tensor:
+        """Probabilities of the classes of every label, (... x L x K), from means (... x M)."""
+        raise AttributeError(f"label_probs: {type(self).__name__} is not of class labels")
+
+    def with_scaled_mean(self, mean: Tensor, scale: float) -> tuple[Likelihood, Tensor]:
+        """What gives p(y) = E p(y | s m + ε) in place of E p(y | m + ε), for class labels.
+
+        Parameters
+        ----------
+        mean
+            m, the mean of the latent outputs, (N x C).
+        scale
+            s: how sure a label is without ε; 1 changes nothing.
+
+        Returns
+        -------
+        likelihood, mean
+            Where p depends on f relative to something (cutpoints), that is scaled like the mean.
+        """
+        return self, mean if scale == 1 else scale * mean
+
     @abstractmethod
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         """log p(y_n | f_n) for each datum, (... x N)."""

@@ -33,6 +33,9 @@ class Bernoulli(ElementwiseLikelihood):
     def num_labels(self, output_shape: tuple[int, ...]) -> int | None:
         return 2 if math.prod(output_shape) == 1 else None
 
+    def label_probs(self, moments: Tensor) -> Tensor:
+        return torch.stack([1 - moments, moments], -1)
+
     def log_prob_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
         return logsigmoid((2 * y - 1) * f)
 

@@ -85,6 +85,9 @@ class Categorical(Likelihood):
     def num_labels(self, output_shape: tuple[int, ...]) -> int | None:
         return output_shape[0] if len(output_shape) == 1 else None
 
+    def label_probs(self, moments: Tensor) -> Tensor:
+        return moments.unflatten(-1, (-1, self.num_classes or moments.shape[-1]))
+
     def _log_probs(self, f: Tensor) -> Tensor:
         """log p for each label, (... x N x L x K)."""
         return f.unflatten(-1, (-1, self.num_classes or f.shape[-1])).log_softmax(-1)

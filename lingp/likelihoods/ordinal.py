@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
 from lingp.likelihoods.targets import check_values, flatten_targets, with_rows
 
@@ -119,6 +120,15 @@ class Ordinal(ElementwiseLikelihood):
 
     def num_labels(self, output_shape: tuple[int, ...]) -> int | None:
         return self.num_classes if math.prod(output_shape) == 1 else None
+
+    def label_probs(self, moments: Tensor) -> Tensor:
+        return moments.unflatten(-1, (-1, self.num_classes))
+
+    def with_scaled_mean(self, mean: Tensor, scale: float) -> tuple[Likelihood, Tensor]:
+        if scale == 1:
+            return self, mean
+        scaled = Ordinal(cutpoints=scale * self.cutpoints.detach())
+        return scaled.requires_grad_(False).to(self.first_cutpoint.device), scale * mean
 
     def _bounds(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """a and c, finite everywhere, and where they are meant."""

@@ -95,6 +95,12 @@ class Tempered(Likelihood):
     def num_labels(self, output_shape: tuple[int, ...]) -> int | None:
         return self.likelihood.num_labels(output_shape)
 
+    def label_probs(self, moments: Tensor) -> Tensor:
+        return self.likelihood.label_probs(moments)
+
+    def with_scaled_mean(self, mean: Tensor, scale: float) -> tuple[Likelihood, Tensor]:
+        return self.likelihood.with_scaled_mean(mean, scale)
+
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         return self.likelihood.log_prob(y, f) / self.temperature.to(f)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lingp.inference.tuning.training_covariance import training_covariance
+from lingp.inference.training_covariance import training_covariance
 from lingp.metrics.arguments import Array, as_array
 from lingp.models import LinearizedGP
 

@@ -25,6 +25,8 @@ from lingp.inference import (
     choose_inference,
     flop_limit,
 )
+from lingp.inference.expected_sites import TYPICAL
+from lingp.inference.mean_scale import MeanScale
 from lingp.likelihoods import Likelihood, QuadraticLikelihood
 from lingp.operators import row_flops
 from lingp.priors import Prior
@@ -41,7 +43,6 @@ class Bindable(Protocol):
 
 Inference = Literal["auto"] | Space | InferenceMethod | Bindable
 
-_NUM_AVERAGED = 8  # posteriors until curvature is its own average, as measured on classifiers
 _NUM_NEWTON = 10  # posteriors on the way to a mode
 _MEMORY_SHARE = 0.8  # of what is free, when the user names no budget
 _DENSE_SHARE = 1 / 8  # of the budget, for pieces that are written out
@@ -56,6 +57,16 @@ def check_inference(inference: Inference) -> None:
     if not (callable(inference) or isinstance(inference, Bindable) or inference in names):
         listed = ", ".join(f'"{name}"' for name in names)
         raise ValueError(f"inference: expected {listed} or an inference object, got {inference!r}")
+
+
+def check_mean_scale(value: MeanScale | Literal["auto"]) -> MeanScale | Literal["auto"]:
+    """Raise unless it is a rule or a positive number."""
+    if value == "auto" or value == "matched":
+        return value
+    number: object = value  # whatever the user gave
+    if isinstance(number, int | float) and 0 < number < math.inf:
+        return float(number)
+    raise ValueError(f'mean_scale: expected "auto", "matched" or a positive number, got {value!r}')
 
 
 def memory_for(budget: int | None, device: torch.device, held: float = 0.0) -> float:
@@ -155,7 +166,7 @@ def workload(
         parameter_shapes=training.linearized.parameter_shapes,
         itemsize=training.outputs.element_size(),
         factor_bytes=training.shards.largest(training.factor_bytes),
-        num_posteriors=_NUM_AVERAGED if averaged else _NUM_NEWTON if newton else 1,
+        num_posteriors=TYPICAL if averaged else _NUM_NEWTON if newton else 1,
         averaged=averaged,
         chunk_bytes=dense_bytes(memory),
         columnwise=columnwise,

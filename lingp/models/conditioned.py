@@ -12,6 +12,7 @@ from typing_extensions import Self
 
 from lingp.inference import InferenceChoice, LinearizedLaplace, Mean
 from lingp.inference.laplace import Sites
+from lingp.inference.mean_scale import MeanScale
 from lingp.inference.origin import Origin
 from lingp.inference.posterior import carried_over
 from lingp.inference.shards import Shards
@@ -22,6 +23,7 @@ from lingp.models.choice import (
     Inference,
     announce,
     check_inference,
+    check_mean_scale,
     choose_method,
     dense_bytes,
     factor_bytes,
@@ -52,6 +54,7 @@ class ConditionedNetwork:
         inference: Inference = "auto",
         mean: Mean = "network",
         sites: Sites | Literal["auto"] = "auto",
+        mean_scale: MeanScale | Literal["auto"] = "auto",
         dtype: torch.dtype = torch.float64,
         memory_budget: int | None = None,
         process_group: ProcessGroup | None = None,
@@ -81,6 +84,7 @@ class ConditionedNetwork:
         self.prior.bind_to(self.linearized)
         self._mean: Mean = mean
         self._sites = sites
+        self._mean_scale = check_mean_scale(mean_scale)
         self._data: FittedData | None = None
         self._laplace: LinearizedLaplace | None = None
         self._choice: InferenceChoice | None = None
@@ -96,6 +100,29 @@ class ConditionedNetwork:
         if self._sites != "auto":
             return self._sites
         return "expected" if self.likelihood.saturates and self._mean == "network" else "mean"
+
+    @property
+    def mean_scale(self) -> float:
+        """s of predictions E p(y | s m + ε) of class labels; settable, to a number or a rule.
+
+        "matched" finds it anew whenever hyperparameters or data change.
+        """
+        return self.laplace.scale_of_mean()
+
+    @mean_scale.setter
+    def mean_scale(self, value: MeanScale | Literal["auto"]) -> None:
+        self._mean_scale = check_mean_scale(value)
+
+    def _scale_or_rule(self) -> MeanScale:
+        """The number or rule for the likelihood as it is."""
+        if self._mean_scale == "auto":
+            return "matched" if self.likelihood.saturates else 1.0
+        if self._mean_scale != 1.0 and not self.likelihood.saturates:
+            raise ValueError(
+                f"mean_scale: got {self._mean_scale!r}, but {type(self.likelihood).__name__} is "
+                'not of class labels, for which it is made; leave it at "auto"'
+            )
+        return self._mean_scale
 
     @property
     def dtype(self) -> torch.dtype:
@@ -134,6 +161,7 @@ class ConditionedNetwork:
         class_weight: ClassWeight | None = None,
         missing: Missing = "error",
         progress: bool = True,
+        prepare: bool = True,
     ) -> Self:
         """Condition on data; the network is not trained.
 
@@ -156,6 +184,10 @@ class ConditionedNetwork:
             "nan": NaN targets were not observed. "error": they are refused.
         progress
             Whether work that takes more than seconds, now or later, shows a progress bar.
+        prepare
+            Whether the posterior of class labels, whose curvature is averaged over it in about
+            five turns, is made now. False: when it is needed, as others are, which saves time where
+            hyperparameters are changed first.
 
         Returns
         -------
@@ -187,6 +219,8 @@ class ConditionedNetwork:
         self._condition(data)
         if progress and self.inference == "auto" and self.shards.rank == 0:
             announce(self.inference_choice)
+        if prepare and self.sites == "expected":
+            self._prepare()
         return self
 
     def add_data(self, X: Any, y: Any = None, *, sample_weight: Any = None) -> Self:
@@ -242,6 +276,7 @@ class ConditionedNetwork:
             self._data.exchange_likelihood(self.likelihood)
             self._condition(self._data)
         self._laplace.prior = self.prior
+        self._laplace.mean_scale = self._scale_or_rule()
         return self._laplace
 
     def _recondition(self, origin: Origin) -> None:
@@ -269,10 +304,17 @@ class ConditionedNetwork:
             sites=self.sites,
         )
         self._laplace = LinearizedLaplace(
-            data.training, self.prior, data.likelihood, method, self._mean, self.sites
+            data.training,
+            self.prior,
+            data.likelihood,
+            method,
+            self._mean,
+            self.sites,
+            self._scale_or_rule(),
         )
         self._data, self._choice = data, choice
-        self._prepare()
+        if not self.shards.alone:
+            self._prepare()
 
     def _restore(
         self, data: FittedData, laplace: LinearizedLaplace, choice: InferenceChoice
@@ -281,11 +323,15 @@ class ConditionedNetwork:
         self._data, self._laplace, self._choice = data, laplace, choice
 
     def _prepare(self) -> None:
-        """Make the posterior, where it takes all ranks: each can then predict for itself."""
-        if not self.shards.alone:
+        """Make the posterior where it takes all ranks, so that each can then predict for itself.
+
+        And that of class labels, which takes the time of several.
+        """
+        if not self.shards.alone or self.sites == "expected":
             laplace = self.laplace
             laplace.posterior()
             laplace.weight_shift()
+            laplace.scale_of_mean()
 
     def _options(self) -> dict[str, object]:
         """What has to be the same on all ranks, besides the hyperparameters."""
@@ -293,6 +339,7 @@ class ConditionedNetwork:
             "inference": self.inference,
             "mean": self._mean,
             "sites": self.sites,
+            "mean_scale": self._scale_or_rule(),
             "dtype": str(self.dtype),
         }
 

@@ -64,6 +64,11 @@ class LinearizedGP(StorableNetwork):
         at the "network"'s outputs, or "expected", its average over the posterior. "auto":
         "expected" for class labels with the network's mean (a classifier that is sure of its data
         has hardly any curvature there), else "mean".
+    mean_scale
+        s of predictions E p(y | s m + ε) of class labels, with m the mean of the outputs and ε what
+        the data leave open: a number; "matched": such that predictions where there are data are as
+        sure as the network; or "auto", which is "matched" for class labels and 1 for others. See
+        `lingp.inference.mean_scale`.
     dtype
         Of the network's copy, Jacobians and linear algebra.
     memory_budget
@@ -129,7 +134,7 @@ class LinearizedGP(StorableNetwork):
         x = as_inputs(X)
         quantity = self._known(known, num_rows(x))
         moments = self._latents().marginals(x, progress)
-        return self._prediction(moments, quantity, method, num_samples, generator)
+        return self._prediction(moments, self.mean_scale, quantity, method, num_samples, generator)
 
     def predict_joint(
         self,
@@ -155,9 +160,10 @@ class LinearizedGP(StorableNetwork):
             Source of randomness; torch's global one by default.
         """
         mean, covariance = self._latents().joint(as_inputs(X))
-        layout = self._layout(mean, self._known(known, len(mean)))
+        known = self._known(known, len(mean))
+        layout, location = self._layout(mean, known, self.mean_scale)
         return joint_prediction(
-            layout, self._mean, mean, covariance, num_samples=num_samples, generator=generator
+            layout, self._mean, location, covariance, num_samples=num_samples, generator=generator
         )
 
     def leave_one_out(
@@ -170,7 +176,7 @@ class LinearizedGP(StorableNetwork):
         """Predictive distribution of each training target given all other rows, without refits.
 
         Exact for Gaussian noise and mean="refit", an approximation else. `log_predictive` scores
-        the training targets. A row with a weight is left out as a whole.
+        the training targets. A row with a weight is left out as a whole. The mean is not scaled.
 
         Parameters
         ----------
@@ -183,8 +189,10 @@ class LinearizedGP(StorableNetwork):
             left_out = leave_one_out(laplace)
         known = targets[..., 1] if targets.dim() == 3 else None
         moments = left_out.mean, left_out.covariance
-        made = self._prediction(moments, known, method, num_samples, generator)
-        return LeaveOneOutPrediction(made.predictive, made.layout, made.mean_of, *moments, targets)
+        made = self._prediction(moments, 1.0, known, method, num_samples, generator)
+        return LeaveOneOutPrediction(
+            made.predictive, made.layout, made.mean_of, *moments, 1.0, targets
+        )
 
     def log_marginal_likelihood(self) -> Tensor:
         """Evidence of the data, 0-d, differentiable in every hyperparameter.
@@ -322,24 +330,35 @@ class LinearizedGP(StorableNetwork):
     def _prediction(
         self,
         moments: tuple[Tensor, Tensor],
+        mean_scale: float,
         known: Tensor | None,
         method: str | None,
         num_samples: int | None,
         generator: torch.Generator | None,
     ) -> Prediction:
         """The prediction of rows whose latent outputs have these means and covariances."""
-        layout = self._layout(moments[0], known)
+        mean, covariance = moments
+        layout, location = self._layout(mean, known, mean_scale)
         with torch.no_grad():
             predictive = layout.likelihood.predictive(
-                *moments, method, known=known, num_samples=num_samples, generator=generator
+                location,
+                covariance,
+                method,
+                known=known,
+                num_samples=num_samples,
+                generator=generator,
             )
-        return Prediction(predictive, layout, self._mean, *moments)
+        return Prediction(predictive, layout, self._mean, mean, covariance, mean_scale)
 
-    def _layout(self, mean: Tensor, known: Tensor | None) -> TargetLayout:
+    def _layout(
+        self, mean: Tensor, known: Tensor | None, mean_scale: float
+    ) -> tuple[TargetLayout, Tensor]:
+        """What targets look like, and the mean that its likelihood averages around."""
         # a copy: a prediction doesn't change with the hyperparameters later
         likelihood = copy.deepcopy(untempered(self.likelihood)).requires_grad_(False)
-        shape = self._output_shape()
-        return TargetLayout(likelihood, shape, len(mean), mean.dtype, mean.device, known)
+        likelihood, location = likelihood.with_scaled_mean(mean, mean_scale)
+        shape, like = self._output_shape(), (mean.dtype, mean.device)
+        return TargetLayout(likelihood, shape, len(mean), *like, known), location
 
     def _known(self, known: Any, num_rows: int) -> Tensor | None:
         """Known quantities of targets to predict, (n x T)."""

@@ -34,6 +34,8 @@ class Prediction:
         Whose mean it is: "network" or "refit".
     latent_mean, latent_covariance
         Of the outputs of f at each row, flat, (n x C) and (n x C x C).
+    mean_scale
+        s: class labels are averaged around s times the mean; 1 for other targets.
     """
 
     predictive: Predictive
@@ -41,6 +43,7 @@ class Prediction:
     mean_of: str
     latent_mean: Tensor
     latent_covariance: Tensor
+    mean_scale: float
 
     @property
     def mean(self) -> Tensor:
@@ -98,9 +101,9 @@ class Prediction:
         quasi-Monte-Carlo over f.
         """
         num_classes = self.probs.shape[-1]
-        normal = quasi_normal(_NUM_NODES, self.latent_mean)
-        likelihood = self.layout.likelihood
-        mixture = AffineMixture(likelihood, self.latent_mean, self.latent_covariance, normal)
+        location, likelihood = self.mean_scale * self.latent_mean, self.layout.likelihood
+        normal = quasi_normal(_NUM_NODES, location)
+        mixture = AffineMixture(likelihood, location, self.latent_covariance, normal)
 
         def conditional(nodes: Tensor, rows: slice) -> Tensor:
             p = likelihood.conditional_mean(nodes)

@@ -158,9 +158,10 @@ def _function(prediction: Prediction, level: float) -> tuple[Tensor, Tensor]:
     if isinstance(predictive, GaussianPredictive):
         half = norm.ppf((1 + level) / 2) * predictive.epistemic_variance.sqrt()
         return predictive.mean - half, predictive.mean + half
-    normal = quasi_normal(_NUM_NODES, prediction.latent_mean)
+    location = prediction.mean_scale * prediction.latent_mean
+    normal = quasi_normal(_NUM_NODES, location)
     root = psd_root(prediction.latent_covariance)
-    f = prediction.latent_mean + torch.einsum("ncd,sd->snc", root, normal)
+    f = location + torch.einsum("ncd,sd->snc", root, normal)
     means = layout.likelihood.conditional_mean(f, layout.known)
     if layout.likelihood.num_labels(layout.output_shape) is not None and means.shape[-1] == 1:
         means = torch.cat([1 - means, means], -1)

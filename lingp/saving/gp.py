@@ -8,7 +8,8 @@ The file is a dict:
     options, output_shape   what the constructor was given; the shape of one row's output
     prior, likelihood       class, options, constraints and values (`hyperparameters`)
     choice, method          the inference that was chosen, and what it keeps (`methods`)
-    posterior, shift, mode  what predictions are made from (`posteriors`), so that none of it is
+    posterior, shift, mode, mean_scale
+                            what predictions are made from (`posteriors`), so that none of it is
                             computed again
     data                    the training data (`data`), or None; then `left_out` has their sizes
                             and `evidence` what they said
@@ -99,6 +100,7 @@ def save(gp: StorableNetwork, path: PathLike, include_data: IncludeData = "auto"
             "inference": inference,
             "mean": gp.mean,
             "sites": gp._sites,
+            "mean_scale": gp._mean_scale,
             "dtype": to_plain(gp.dtype),
             "memory_budget": gp.memory_budget,
         },
@@ -109,6 +111,7 @@ def save(gp: StorableNetwork, path: PathLike, include_data: IncludeData = "auto"
         "method": method_to_plain(laplace.method),
         "posterior": posterior_to_plain(posterior, with_root=with_data),
         "shift": to_plain(shift),
+        "mean_scale": laplace.scale_of_mean(),
         "mode": None,
         "evidence": None,
         "left_out": None,
@@ -186,9 +189,11 @@ def _with_its_data(
     data_from_plain(plain, data)
     training = data.training
     method = method_from_plain(content["method"], training)
-    laplace = LinearizedLaplace(training, gp.prior, gp.likelihood, method, gp.mean, gp.sites)
+    laplace = LinearizedLaplace(
+        training, gp.prior, gp.likelihood, method, gp.mean, gp.sites, gp._scale_or_rule()
+    )
     posterior = posterior_from_plain(content["posterior"], training, method)
-    laplace.restore(posterior, from_plain(content["mode"]))
+    laplace.restore(posterior, from_plain(content["mode"]), content["mean_scale"])
     return data, laplace
 
 
@@ -206,6 +211,8 @@ def _without_its_data(
         method,
         gp.mean,
         gp.sites,
+        gp._scale_or_rule(),
+        saved_scale=content["mean_scale"],
         saved_posterior=posterior_from_plain(content["posterior"], training, method),
         saved_shift=content["shift"],
         saved_mode=from_plain(content["mode"]),

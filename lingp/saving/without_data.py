@@ -106,12 +106,15 @@ class LaplaceLeftOut(LinearizedLaplace):
     ----------
     saved_posterior, saved_shift, saved_mode, saved_evidence
         What `posterior`, `weight_shift`, `mode` and `evidence` give.
+    saved_scale
+        What the rule for `mean_scale` had found.
     """
 
     saved_posterior: Posterior | None = None
     saved_shift: Tensor | None = None
     saved_mode: Mode | None = None
     saved_evidence: Evidence | None = None
+    saved_scale: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,6 +133,10 @@ class LaplaceLeftOut(LinearizedLaplace):
     def weight_shift(self) -> Tensor | None:
         self._check_same()
         return self.saved_shift
+
+    def scale_of_mean(self) -> float:
+        self._check_same()
+        return self.saved_scale if self.mean_scale == "matched" else self.mean_scale
 
     def mode(self) -> Mode:
         self._check_same()

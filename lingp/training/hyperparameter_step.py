@@ -121,7 +121,7 @@ def conditioned(
     """
     trusted = mean if likelihood.limits_fit else "network"
     return LinearizedGP(net, likelihood, prior=prior, mean=trusted, sites="mean", **options).fit(
-        X, y, sample_weight=sample_weight, missing=missing, progress=False
+        X, y, sample_weight=sample_weight, missing=missing, progress=False, prepare=False
     )
 
 

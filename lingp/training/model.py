@@ -147,7 +147,7 @@ class ModelInTraining:
             parameters=self._parameters,
             mean=self._mean,
         )
-        return gp.fit(*self.data, progress=progress, **self._fit)
+        return gp.fit(*self.data, progress=progress, prepare=False, **self._fit)
 
     def state(self, step: int) -> State:
         """A copy of all values."""

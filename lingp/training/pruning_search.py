@@ -382,9 +382,12 @@ def _refitted(
         inference=given.inference,
         mean=mean or given.mean,
         sites=given._sites,
+        mean_scale=given._mean_scale,
         dtype=given.dtype,
         memory_budget=given.memory_budget,
-    ).fit(batches, class_weight=data.class_weight, missing=data.missing, progress=False)
+    ).fit(
+        batches, class_weight=data.class_weight, missing=data.missing, progress=False, prepare=False
+    )
 
 
 def _batches(gp: LinearizedGP) -> Iterator[tuple[Any, ...]]:

@@ -244,7 +244,7 @@ def test_at_the_mode_itself_laplace_is_closer():
 def test_what_has_not_converged_says_so(space, monkeypatch):
     dense = dense_model("bernoulli-column", sharpness=6.0)
     monkeypatch.setattr(expected_sites, "_MAX_ITERATIONS", 2)
-    with pytest.warns(ConvergenceWarning, match=r"still moves by \d\.\de-\d\d.*after 2 iterations"):
+    with pytest.warns(ConvergenceWarning, match=r"still moves by \d\.\de-\d\d.*after 2 posteriors"):
         posterior = laplace_of(dense, space).posterior()
     assert torch.isfinite(posterior.training_covariance()).all()
 

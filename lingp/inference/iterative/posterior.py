@@ -181,6 +181,11 @@ class IterativePosterior(Posterior):
         return super().training_covariance()
 
     @torch.no_grad()
+    def training_parts(self) -> tuple[Tensor, Tensor | None]:
+        sparse = self.preconditioner
+        return super().training_parts() if sparse is None else sparse.training_parts()
+
+    @torch.no_grad()
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         training, shards = self.training, self.training.shards
         e = self._standard_normal(training.num_parameters, num_samples, generator=generator)

@@ -132,6 +132,7 @@ class SparsePosterior(Posterior):
         scatter, expected = self.training.shards.sum(self._scatter(residual))
         s = torch.where(expected > 0, scatter / expected, fitted)
         widened = copy.copy(self)
+        widened.__dict__.pop("at_data", None)
         widened.complement_variance = torch.maximum(s, fitted).clamp(max=1)
         return widened
 
@@ -177,17 +178,19 @@ class SparsePosterior(Posterior):
 
     @torch.no_grad()
     def training_covariance(self) -> Tensor:
-        features, s = self.features, self.complement_variance
-        covariance = s * features.amplitude.square() * features.basis.diagonal()
-        for rows, block in features.basis.pieces():
-            block = features.amplitude * block
-            covariance[rows] += self._informed(block) - s * (block @ block.mT)
-        return covariance
+        informed, outside = self.training_parts()
+        return informed + outside
 
     @torch.no_grad()
-    def informed_covariance(self) -> Tensor:
-        pieces = self.features.basis.pieces()
-        return torch.cat([self._informed(self.features.amplitude * block) for _, block in pieces])
+    def training_parts(self) -> tuple[Tensor, Tensor]:
+        features, s = self.features, self.complement_variance
+        outside = s * features.amplitude.square() * features.basis.diagonal()
+        informed = torch.empty_like(outside)
+        for rows, block in features.basis.pieces():
+            block = features.amplitude * block
+            informed[rows] = self._informed(block)
+            outside[rows] -= s * (block @ block.mT)
+        return informed, outside
 
     @torch.no_grad()
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:

@@ -29,9 +29,9 @@ from lingp.inference.factorize import OutOfRangeError
 from lingp.inference.features import WhitenedJacobian
 from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.memory import available_memory
+from lingp.inference.training_covariance import training_covariance
 from lingp.inference.tuning.scaled_spectrum import ScaledRows, ScaledSpectrum, works_in_a_space
 from lingp.inference.tuning.spectrum import CommonScales, has_spectral_evidence
-from lingp.inference.tuning.training_covariance import training_covariance
 
 _KEPT_SHARE = 0.25  # of free memory, for rows in the eigenbasis
 
@@ -94,7 +94,8 @@ def leave_one_out(laplace: LinearizedLaplace) -> LeaveOneOut:
         posterior = solution.posterior
         if not isinstance(posterior.features, WhitenedJacobian):
             # what features leave out of the prior is there whatever the data are
-            without = without + (posterior.training_covariance() - covariance.detach())
+            _, outside = posterior.at_data
+            without = without if outside is None else without + outside
     return LeaveOneOut(mean, without, data)
 
 

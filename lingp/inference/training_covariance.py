@@ -27,7 +27,7 @@ _UNRESOLVED = 1e4  # in units of rounding: D_n below this has lost its digits to
 
 
 def training_covariance(posterior: Posterior, root: Tensor) -> tuple[Tensor, Tensor]:
-    """C_n = `informed_covariance` (N x C x C) and D_n = I - R_nᵀ C_n R_n (N x K x K).
+    """C_n, what the data inform of it (N x C x C), and D_n = I - R_nᵀ C_n R_n (N x K x K).
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class _TrainingCovariance(torch.autograd.Function):
     def forward(ctx: Any, posterior: Posterior, variances: Tensor, root: Tensor) -> Tensor:
         ctx.posterior = posterior
         ctx.save_for_backward(variances, root)
-        return posterior.informed_covariance()
+        return posterior.at_data[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

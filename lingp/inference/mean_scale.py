@@ -1,0 +1,93 @@
+"""The factor of the mean with which averaged labels are as sure as the network is.
+
+    p(y) = E p(y | s m + ε),  ε ~ N(0, C)
+
+Averaged over a wide f, the probabilities of class labels are flatter than the network's, whose
+logits were trained without an average; s > 1 gives back what the average takes. How much that is
+can be seen where there are data: s is such that the average over C_-n, the covariance of f_n given
+all other data, comes closest to the network's own probabilities,
+
+    s = argmin Σ_n w_n KL( p(y | m_n) ‖ E p(y | s m_n + ε_n) ),    ε_n ~ N(0, C_-n).
+
+Covariances given all data are too small for that: new rows have those of rows left out. No label is
+used, so a network that is too sure of itself stays as it is; far from the data, where C is wider
+than C_-n, the average wins.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import scipy.optimize
+import torch
+from torch import Tensor
+
+from lingp.inference.data_term import DataTerm
+from lingp.inference.expected_sites import cavity_root
+from lingp.inference.posterior import Posterior
+from lingp.likelihoods.predictives.draws import AffineMixture, quasi_normal
+
+MeanScale = float | Literal["matched"]
+
+_NUM_NODES = 512
+_NUM_ROWS = 1000  # of each process; more change s by less than a hundredth
+_LARGEST = 1e3
+_RESOLUTION = 5e-3  # of log s
+
+
+@torch.no_grad()
+def matched_scale(data: DataTerm, mean: Tensor, posterior: Posterior) -> float:
+    """s by the rule above, between 1 and 1,000.
+
+    Parameters
+    ----------
+    data
+        The likelihood, of class labels.
+    mean
+        m, the posterior's mean of the outputs at the data, (N x C).
+    posterior
+        Of the weights.
+    """
+    rows = _some_rows(data, mean)
+    location = mean[rows]
+    covariance = left_out_covariance(posterior, rows)
+    likelihood, normal = data.likelihood, quasi_normal(_NUM_NODES, mean)
+    weights = location.new_ones(len(rows)) if data.weights is None else data.weights[rows]
+    wanted = likelihood.label_probs(likelihood.conditional_mean(location))
+
+    def divergence(log_scale: float) -> float:
+        """Σ_n w_n KL, but for what doesn't depend on s."""
+        scaled, moved = likelihood.with_scaled_mean(location, math.exp(log_scale))
+        found = scaled.label_probs(AffineMixture(scaled, moved, covariance, normal).mean)
+        each = -torch.special.xlogy(wanted, found.clamp(min=1e-300)).flatten(1).sum(-1)
+        return data.shards.total(float((weights * each).sum()))
+
+    found = scipy.optimize.minimize_scalar(
+        divergence,
+        bounds=(0.0, math.log(_LARGEST)),
+        method="bounded",
+        options={"xatol": _RESOLUTION},
+    )
+    # the search never looks at its ends
+    return 1.0 if divergence(0.0) <= found.fun else math.exp(found.x)
+
+
+def left_out_covariance(posterior: Posterior, rows: Tensor) -> Tensor:
+    """C_-n, the covariance of f_n given all other data, of some rows, (n x C x C)."""
+    informed, unseen = posterior.at_data
+    root = posterior.root.dense()[rows]
+    half = cavity_root(informed[rows], root @ root.mT)
+    covariance = half @ half.mT
+    return covariance if unseen is None else covariance + unseen[rows]
+
+
+def _some_rows(data: DataTerm, mean: Tensor) -> Tensor:
+    """At most 1,000 rows that count, of all alike."""
+    there = torch.arange(len(mean), device=mean.device)
+    if data.weights is not None:
+        there = there[data.weights > 0]
+    if len(there) <= _NUM_ROWS:
+        return there
+    order = torch.randperm(len(there), generator=torch.Generator().manual_seed(0))
+    return there[order[:_NUM_ROWS].to(there.device)]
