@@ -148,6 +148,11 @@ class LinearizedLaplace:
         posterior = self._make_expected(start, ROUGH)
         return posterior if self.mean == "network" else self._explained(posterior)
 
+    def kept_root(self) -> CurvatureRoot | None:
+        """R of the expected curvature that was found last, if any is kept."""
+        kept = self._expected.kept
+        return None if kept is None else kept.root
+
     def scale_of_mean(self) -> float:
         """s, which is found at the current hyperparameters where it is "matched"."""
         if self.mean_scale != "matched":

@@ -26,13 +26,15 @@ from torch import Tensor
 from lingp.inference.data_term import DataTerm
 from lingp.inference.expected_sites import cavity_root
 from lingp.inference.posterior import Posterior
+from lingp.inference.shards import Shards
+from lingp.likelihoods import Likelihood
 from lingp.likelihoods.predictives.draws import AffineMixture, quasi_normal
 
 MeanScale = float | Literal["matched"]
 
 _NUM_NODES = 512
 _NUM_ROWS = 1000  # of each process; more change s by less than a hundredth
-_LARGEST = 1e3
+_SMALLEST, _LARGEST = 0.02, 1e3
 _RESOLUTION = 5e-3  # of log s
 
 
@@ -71,6 +73,51 @@ def matched_scale(data: DataTerm, mean: Tensor, posterior: Posterior) -> float:
     )
     # the search never looks at its ends
     return 1.0 if divergence(0.0) <= found.fun else math.exp(found.x)
+
+
+@torch.no_grad()
+def best_scale(
+    likelihood: Likelihood,
+    targets: Tensor,
+    weights: Tensor | None,
+    mean: Tensor,
+    covariance: Tensor,
+    *,
+    shards: Shards,
+    start: float,
+    typical: float = math.inf,
+) -> float:
+    """s of largest log predictive density of labels that are known, between 1/50 and 1,000.
+
+    Parameters
+    ----------
+    likelihood, targets, weights
+        Of class labels; checked targets, first axis n; (n,) or None for 1.
+    mean, covariance
+        Of f, (n x C) and (n x C x C).
+    shards
+        How the rows are spread over processes.
+    start
+        The scale that is expected.
+    typical
+        Standard deviation of log s around it, which counts like another row.
+    """
+    normal = quasi_normal(_NUM_NODES, mean)
+
+    def loss(log_scale: float) -> float:
+        scaled, moved = likelihood.with_scaled_mean(mean, math.exp(log_scale))
+        each = AffineMixture(scaled, moved, covariance, normal).log_prob(targets)
+        total = shards.total(float((each if weights is None else weights * each).sum()))
+        return -total + 0.5 * ((log_scale - math.log(start)) / typical) ** 2
+
+    found = scipy.optimize.minimize_scalar(
+        loss,
+        bounds=(math.log(_SMALLEST), math.log(_LARGEST)),
+        method="bounded",
+        options={"xatol": _RESOLUTION},
+    )
+    # rows that don't care keep what is expected
+    return start if loss(math.log(start)) <= found.fun else math.exp(found.x)
 
 
 def left_out_covariance(posterior: Posterior, rows: Tensor) -> Tensor:

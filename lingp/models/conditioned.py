@@ -85,6 +85,7 @@ class ConditionedNetwork:
         self._mean: Mean = mean
         self._sites = sites
         self._mean_scale = check_mean_scale(mean_scale)
+        self._tuned_scale: float | None = None  # of validation data, for the hyperparameters then
         self._data: FittedData | None = None
         self._laplace: LinearizedLaplace | None = None
         self._choice: InferenceChoice | None = None
@@ -111,10 +112,12 @@ class ConditionedNetwork:
 
     @mean_scale.setter
     def mean_scale(self, value: MeanScale | Literal["auto"]) -> None:
-        self._mean_scale = check_mean_scale(value)
+        self._mean_scale, self._tuned_scale = check_mean_scale(value), None
 
     def _scale_or_rule(self) -> MeanScale:
         """The number or rule for the likelihood as it is."""
+        if self._tuned_scale is not None:
+            return self._tuned_scale
         if self._mean_scale == "auto":
             return "matched" if self.likelihood.saturates else 1.0
         if self._mean_scale != 1.0 and not self.likelihood.saturates:
@@ -199,6 +202,7 @@ class ConditionedNetwork:
         processes call `fit` together.
         """
         memory = self._memory()
+        self._tuned_scale = None
         data = FittedData(
             self.linearized,
             self.likelihood,

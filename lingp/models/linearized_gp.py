@@ -246,13 +246,15 @@ class LinearizedGP(StorableNetwork):
         validation
             Held-out data, (X, y) or what gives batches. Instead of maximising an objective of the
             training data, multiply all prior variances (and a Gaussian noise variance or a
-            temperature) by the factors that predict these data best: see
+            temperature) by the factors that predict these data best, and for class labels choose
+            the scale of the mean with them, unless a number was given: see
             `lingp.inference.tune_on_validation`.
         absorb
             Whether the validation data are added to the training data afterwards.
         typical_factor
             By what factor validation data are expected to change a hyperparameter; None: nothing is
-            known. Few of them then change less.
+            known, but for class labels whose mean is scaled, where it is 10. Few of them then
+            change less.
         tolerance
             On the largest derivative in a raw hyperparameter, in nats per observed value.
         max_evaluations
@@ -274,6 +276,7 @@ class LinearizedGP(StorableNetwork):
             num_restarts=num_restarts,
             generator=generator,
         )
+        self._tuned_scale = None
         self._prepare()
         return result
 
@@ -316,8 +319,10 @@ class LinearizedGP(StorableNetwork):
             self._data.held_out(batches),
             typical_factor=typical_factor,
             max_evaluations=max_evaluations,
+            scale_mean=self.likelihood.saturates and isinstance(self._mean_scale, str),
             generator=generator,
         )
+        self._tuned_scale = result.mean_scale
         if absorb:
             self.add_data([batch[:2] if batch[2] is None else batch for batch in batches])
         else:
