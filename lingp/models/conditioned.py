@@ -14,6 +14,7 @@ from lingp.inference import InferenceChoice, LinearizedLaplace, Mean
 from lingp.inference.laplace import Sites
 from lingp.inference.origin import Origin
 from lingp.inference.posterior import carried_over
+from lingp.inference.restoring import restored_on_error
 from lingp.inference.shards import Shards
 from lingp.likelihoods import Likelihood, as_likelihood
 from lingp.linearization import LinearizedNetwork, ParameterSelection
@@ -167,24 +168,25 @@ class ConditionedNetwork:
         processes call `fit` together.
         """
         memory = self._memory()
-        data = FittedData(
-            self.linearized,
-            self.likelihood,
-            class_weight=class_weight,
-            missing=missing,
-            shards=self.shards,
-            memory=memory,
-        )
-        data.collect(
-            X,
-            y,
-            sample_weight,
-            keep_bytes=factor_bytes(self.inference, memory),
-            chunk_bytes=dense_bytes(memory),
-            progress=progress,
-        )
-        check_ranks(self.shards, data.training, self.prior, self.likelihood, self._options())
-        self._condition(data)
+        with restored_on_error(*self._state()):
+            data = FittedData(
+                self.linearized,
+                self.likelihood,
+                class_weight=class_weight,
+                missing=missing,
+                shards=self.shards,
+                memory=memory,
+            )
+            data.collect(
+                X,
+                y,
+                sample_weight,
+                keep_bytes=factor_bytes(self.inference, memory),
+                chunk_bytes=dense_bytes(memory),
+                progress=progress,
+            )
+            check_ranks(self.shards, data.training, self.prior, self.likelihood, self._options())
+            self._condition(data)
         if progress and self.inference == "auto" and self.shards.rank == 0:
             announce(self.inference_choice)
         return self
@@ -206,9 +208,10 @@ class ConditionedNetwork:
         """
         before = self.laplace.training.num_data
         assert self._data is not None
-        self._data.extend(X, y, sample_weight)
         kept = torch.arange(before)
-        self._recondition(Origin(kept, kept[:0], None))
+        with restored_on_error(*self._state()):
+            self._data.extend(X, y, sample_weight)
+            self._recondition(Origin(kept, kept[:0], None))
         return self
 
     def remove_data(self, rows: Any) -> Self:
@@ -229,7 +232,8 @@ class ConditionedNetwork:
         training = self.laplace.training
         assert self._data is not None
         index = self.shards.attempt(lambda: as_row_numbers(rows, training.num_data))
-        self._recondition(self._data.remove(index))
+        with restored_on_error(*self._state()):
+            self._recondition(self._data.remove(index))
         return self
 
     def _refreshed(self) -> LinearizedLaplace:
@@ -239,10 +243,16 @@ class ConditionedNetwork:
         self.prior = as_prior(self.prior).bind_to(self.linearized)
         self.likelihood = as_likelihood(self.likelihood)
         if self.likelihood is not self._data.likelihood:
-            self._data.exchange_likelihood(self.likelihood)
-            self._condition(self._data)
+            with restored_on_error(self, self._data, self._data.training):
+                self._data.exchange_likelihood(self.likelihood)
+                self._condition(self._data)
         self._laplace.prior = self.prior
         return self._laplace
+
+    def _state(self) -> tuple[object, ...]:
+        """What holds the data, what was made of them, and the hyperparameters."""
+        held = (self, self.linearized, self._data, self.prior, self.likelihood)
+        return tuple(part for part in held if hasattr(part, "__dict__"))
 
     def _recondition(self, origin: Origin) -> None:
         """Go on with changed data: with what the method carries over, or from nothing."""
