@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
@@ -23,6 +24,7 @@ from lingp.estimators.overfitting import evidence, overfitted
 from lingp.estimators.scaling import Standardizer
 from lingp.inference import Blocks, Mean, ValidationResult
 from lingp.inference.progress import track
+from lingp.inference.restoring import restored_on_error
 from lingp.likelihoods import Gaussian, Likelihood, QuadraticLikelihood
 from lingp.models import LinearizedGP, Prediction
 from lingp.priors import Prior
@@ -118,6 +120,10 @@ class LinearizedGPEstimator(BaseEstimator):
                 "validation_fraction: expected a number between 0 and 1, the share of the rows "
                 f"that are held out, {others}or None, got {fraction!r}"
             )
+
+    def _all_or_nothing(self) -> AbstractContextManager[None]:
+        """Where learning is cut short, the estimator is what it was before."""
+        return restored_on_error(self, *(self.gp_._state() if hasattr(self, "gp_") else ()))
 
     def _rows(self, X: Any, **options: Any) -> np.ndarray:
         """X as float64 rows; a module may take rows of any shape."""

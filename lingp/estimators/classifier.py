@@ -28,7 +28,8 @@ class LinearizedGPClassifier(ClassifierMixin, LinearizedGPEstimator):
     `fit` trains a network together with its prior, by the marginal likelihood of its linearised
     Laplace approximation; nothing has to be tuned, and overfitting is dealt with as in
     `LinearizedGPRegressor`. Probabilities are averaged over what the data leave open, so that they
-    are less sure away from the data.
+    are less sure away from the data. A `fit` or `partial_fit` that fails or is interrupted changes
+    nothing.
 
     Parameters
     ----------
@@ -129,7 +130,8 @@ verbose
         y
             Labels of any kind, (N,), of at least two classes.
         """
-        return self._fit(X, y, None, streaming=False)
+        with self._all_or_nothing():
+            return self._fit(X, y, None, streaming=False)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Learn from more rows; the first call is `fit`.
@@ -145,11 +147,12 @@ verbose
         classes
             All labels there will be; by default those of the first call.
         """
-        if not hasattr(self, "gp_"):
-            return self._fit(X, y, classes, streaming=True)
-        rows, labels = self._data(X, y, reset=False)
-        self._more(rows, self._positions(labels))
-        return self._evaluate()
+        with self._all_or_nothing():
+            if not hasattr(self, "gp_"):
+                return self._fit(X, y, classes, streaming=True)
+            rows, labels = self._data(X, y, reset=False)
+            self._more(rows, self._positions(labels))
+            return self._evaluate()
 
     def predict(self, X: Any) -> np.ndarray:
         """The label of largest probability, (n,)."""

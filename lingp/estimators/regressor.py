@@ -34,7 +34,8 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
     more than half of the evidence that it had won over a linear model, or never won any, the
     network has learned noise: as it was at its largest evidence it is used then, or, if that has
     more, the linear model. Standard deviations, covariances, intervals and samples are those of the
-    targets: uncertainty of the function and noise.
+    targets: uncertainty of the function and noise. A `fit` or `partial_fit` that fails or is
+    interrupted changes nothing.
 
     Parameters
     ----------
@@ -153,7 +154,8 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
         y
             Targets, (N,) or (N, T).
         """
-        return self._fit(X, y, streaming=False)
+        with self._all_or_nothing():
+            return self._fit(X, y, streaming=False)
 
     def partial_fit(self, X: Any, y: Any) -> Self:
         """Learn from more rows; the first call is `fit`.
@@ -167,16 +169,17 @@ class LinearizedGPRegressor(RegressorMixin, LinearizedGPEstimator):
         X, y
             As in `fit`.
         """
-        if not hasattr(self, "gp_"):
-            return self._fit(X, y, streaming=True)
-        rows, targets = self._data(X, y, reset=False)
-        if targets.shape[1] != len(self.y_scaler_.mean):
-            raise ValueError(
-                f"y: has {targets.shape[1]} targets, but the first call had "
-                f"{len(self.y_scaler_.mean)}"
-            )
-        self._more(rows, self.y_scaler_.transform(targets))
-        return self._evaluate()
+        with self._all_or_nothing():
+            if not hasattr(self, "gp_"):
+                return self._fit(X, y, streaming=True)
+            rows, targets = self._data(X, y, reset=False)
+            if targets.shape[1] != len(self.y_scaler_.mean):
+                raise ValueError(
+                    f"y: has {targets.shape[1]} targets, but the first call had "
+                    f"{len(self.y_scaler_.mean)}"
+                )
+            self._more(rows, self.y_scaler_.transform(targets))
+            return self._evaluate()
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
         """Mean of the targets; their median where noise depends on the inputs.

@@ -130,6 +130,7 @@ class NTKernel(SolvedExactly):
             warn_if_solved_iteratively(x1.shape[-2] * self.network.num_outputs(x1))
         left = self.network.factors(x1)
         right = left if same else self.network.factors(x2)
+        self.prior.bind_to(self.network.linearized)  # inputs have shown which layer is the last
         variances = self.prior.variances().to(dtype=self.dtype, device=self.device)
 
         def kernel(here: Factors, there: Factors) -> NTKLinearOperator:

@@ -92,6 +92,10 @@ class Likelihood(gpytorch.Module, ABC):
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         """log p(y_n | f_n) for each datum, (... x N)."""
 
+    def log_prob_terms(self, y: Tensor, f: Tensor) -> Tensor | None:
+        """`log_prob` as a sum of one term for each f_c, (... x N x C); None where it isn't one."""
+        return None
+
     @abstractmethod
     def residual(self, y: Tensor, f: Tensor) -> Tensor:
         """r = ∇_f log p(y | f), (... x N x C)."""

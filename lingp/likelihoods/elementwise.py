@@ -75,8 +75,11 @@ class ElementwiseLikelihood(Likelihood):
     """A valid target, put where targets are missing."""
 
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
+        return self.log_prob_terms(y, f).sum(-1)
+
+    def log_prob_terms(self, y: Tensor, f: Tensor) -> Tensor:
         values, known, observed = self.split_known(y)
-        return (observed * self.log_prob_each(values, f, known)).sum(-1)
+        return observed * self.log_prob_each(values, f, known)
 
     def residual(self, y: Tensor, f: Tensor) -> Tensor:
         values, known, observed = self.split_known(y)

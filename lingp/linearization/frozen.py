@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any
@@ -15,6 +15,8 @@ from typing_extensions import Self
 
 from lingp.linearization.blocks import Slot
 from lingp.linearization.capture import Capture, module_rules
+from lingp.linearization.gradients import leaves
+from lingp.linearization.inputs import Inputs, call_network
 from lingp.linearization.selection import ParameterSelection, select_parameters, unwrapped
 
 
@@ -32,7 +34,11 @@ class FrozenCopy:
     network : the copy.
     parameter_names, parameter_shapes, parameter_slices : of the L uncertain parameter tensors, and
         their places among the P columns.
+    assumed_names : of what was taken for the last layer before any inputs were seen; None where
+        nothing has to be assumed.
     """
+
+    assumed_names: tuple[str, ...] | None = None
 
     def __init__(
         self,
@@ -41,8 +47,13 @@ class FrozenCopy:
         *,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.parameter_names = list(select_parameters(net, parameters))
+        names = list(select_parameters(net, parameters))
         self.network = frozen_copy(unwrapped(net)).to(dtype=dtype)
+        self._choose(names)
+
+    def _choose(self, names: list[str]) -> None:
+        """Take these parameters as the uncertain ones."""
+        self.parameter_names = names
         self.parameter_shapes = [p.shape for p in self.chosen().values()]
         stops = torch.tensor([s.numel() for s in self.parameter_shapes]).cumsum(0).tolist()
         self.parameter_slices = [slice(a, b) for a, b in zip([0, *stops], stops, strict=False)]
@@ -111,6 +122,22 @@ class FrozenCopy:
         """Move or convert the frozen copy, in place."""
         self.network.to(device=device, dtype=dtype)
         return self
+
+    def reaching(self, names: Iterable[str], x: Inputs) -> set[str]:
+        """Those of some parameters that the outputs at `x` depend on, be it with a zero slope."""
+        named = dict(self.network.named_parameters())
+        weights: dict[Tensor, str] = {named[name]: name for name in names}
+        try:
+            for p in weights:
+                p.requires_grad_(True)
+            with torch.enable_grad():
+                out = call_network(self.network, x)
+        finally:
+            for p in weights:
+                p.requires_grad_(False)
+        if not isinstance(out, Tensor):
+            return set()  # refused elsewhere
+        return {weights[t] for t in leaves(out) if t in weights}
 
     @contextmanager
     def watching(self, capture: Capture) -> Iterator[nn.Module]:

@@ -22,7 +22,7 @@ from lingp.linearization.inputs import (
 from lingp.linearization.plan import Plan, linearise
 from lingp.linearization.probing import PROBE_SIZES, check_batch, make_plan
 from lingp.linearization.running import output_shape, plain_autograd
-from lingp.linearization.selection import ParameterSelection
+from lingp.linearization.selection import ParameterSelection, layers
 
 _DEFAULT_MEMORY = 1 << 27  # bytes of activations and gradients alive at a time
 _CHECKED_ROWS = 256  # a batch of so many is held to what a few of its rows give alone
@@ -38,7 +38,9 @@ class LinearizedNetwork(FrozenCopy):
     ----------
     net : the trained network. `net(x)` gives a tensor with the examples first: (N,), (N, C) or (N,
         *shape), flattened to C outputs.
-    parameters : the weights θ that are uncertain, see `select_parameters`.
+    parameters : the weights θ that are uncertain, see `select_parameters`. With "last_layer", the
+        first inputs show whether the outputs depend on it; if not, the last one that they do depend
+        on takes its place.
     dtype : run the copy in this dtype (default: leave the network's own).
     memory_budget : bytes of activations and gradients that may be alive at a time (default 128
         MiB). Batches are cut to keep to it; results don't depend on it.
@@ -55,7 +57,7 @@ class LinearizedNetwork(FrozenCopy):
     TypeError
         If `net` is not a module, or its output is not a tensor.
     ValueError
-        If the outputs of one row depend on other rows of the batch.
+        If the outputs of one row depend on other rows of the batch, or on none of the weights.
     """
 
     def __init__(
@@ -73,6 +75,9 @@ class LinearizedNetwork(FrozenCopy):
                 f"memory_budget: got {memory_budget}; expected a positive number of bytes"
             )
         super().__init__(net, parameters, dtype=dtype)
+        last = isinstance(parameters, str) and parameters == "last_layer"
+        self.assumed_names = tuple(self.parameter_names) if last else None
+        self._layers = layers(net) if last else []  # until inputs were seen
         self.memory_budget = memory_budget or _DEFAULT_MEMORY
         self.output_shape: torch.Size | None = None
         self._plans: dict[Any, Plan] = {}
@@ -120,6 +125,7 @@ class LinearizedNetwork(FrozenCopy):
         differentiable = _differentiable(x)
         with plain_autograd(self.device, differentiable):
             x = self._prepare(x)
+            self._find_last_layer(x)
             rows = num_rows(x)
             with torch.set_grad_enabled(differentiable):
                 out = call_network(self.network, x)
@@ -161,7 +167,22 @@ class LinearizedNetwork(FrozenCopy):
         largest = max(1, self.memory_budget // max(1, plan.bytes_per_row))
         return -(-rows // -(-rows // largest))
 
+    def _find_last_layer(self, x: Inputs) -> None:
+        """Pass over last layers that the outputs at `x` don't depend on."""
+        if not self._layers:
+            return
+        named = dict(self.network.named_parameters())
+        real = [[n for n in layer if named[n].is_floating_point()] for layer in self._layers]
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            few = map_inputs(lambda t: t[: PROBE_SIZES[0]].detach(), x)
+            reached = self.reaching([name for layer in real for name in layer], few)
+        last = next((layer for layer in real if not reached.isdisjoint(layer)), None)
+        if last is not None:
+            self._choose([name for name in named if name in last])
+        self._layers = []
+
     def _plan(self, x: Inputs) -> Plan:
+        self._find_last_layer(x)
         key = signature(x)
         plan = self._plans.get(key)
         # A plan learned on fewer different rows than it takes may have missed that rows are not

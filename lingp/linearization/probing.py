@@ -42,7 +42,7 @@ def make_plan(lin: FrozenCopy, x: Inputs) -> Plan:
     Raises
     ------
     ValueError
-        If the rows of a batch depend on each other.
+        If the rows of a batch depend on each other, or the outputs on none of the weights.
     RuntimeError
         If Jacobians disagree with autograd even through the fallback.
     """
@@ -53,6 +53,7 @@ def make_plan(lin: FrozenCopy, x: Inputs) -> Plan:
         shape = _check_outputs(probe, rows)
         truth = _Truth(probe, rows)
         _warn_of_strangers(probe, truth)
+        _check_reached(probe, rows, truth)
         plan = Plan((), frozenset(), None, shape, distinct=distinct)
         try:
             plan = _structured(plan, probe, rows, truth)
@@ -187,6 +188,25 @@ def _warn_of_strangers(probe: FrozenCopy, truth: _Truth) -> None:
             "(modules in a plain list, or a function of another network); they are held fixed",
             stacklevel=_CALLER + 1,
         )
+
+
+def _check_reached(probe: FrozenCopy, rows: Inputs, truth: _Truth) -> None:
+    """Raise if no path leads from the uncertain weights to the outputs, whatever their values."""
+    if truth.used:
+        return
+    names = probe.parameter_names
+    every = [name for name, p in probe.network.named_parameters() if p.is_floating_point()]
+    reaching = probe.reaching(every, rows)
+    others = [name for name in every if name in reaching]
+    raise ValueError(
+        f"parameters: the network's outputs don't depend on {', '.join(names[:6])}"
+        f"{', ...' if len(names) > 6 else ''} at all, so that nothing would be uncertain; "
+        + (
+            f"choose weights that they depend on: {', '.join(others[-6:])}"
+            if others
+            else "they depend on none of its parameters (look for detach() and no_grad in forward)"
+        )
+    )
 
 
 # Structured parameters ---------------------------------------------------------------------------

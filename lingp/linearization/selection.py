@@ -24,7 +24,8 @@ def select_parameters(
 
         - ``"all"``: every parameter that requires grad;
         - ``"last_layer"``: those of the last submodule that has any parameter requiring grad
-          (last in the order the submodules were registered);
+          (last in the order the submodules were registered; a `LinearizedNetwork` passes over
+          submodules that its outputs don't depend on, once it has seen inputs);
         - another string: a shell pattern on parameter names, such as ``"head.*"`` or ``"*.bias"``;
         - a predicate ``(name, parameter) -> bool``;
         - a list of names or of `Parameter` objects.
@@ -73,6 +74,15 @@ def select_parameters(
     return chosen
 
 
+def layers(net: nn.Module) -> list[list[str]]:
+    """Names of the parameters of each submodule that require grad, the last submodule first."""
+    net = unwrapped(net)
+    names = {p: plain_name(name) for name, p in net.named_parameters() if p.requires_grad}
+    own = [module.parameters(recurse=False) for module in net.modules()]
+    found = [[names[p] for p in parameters if p in names] for parameters in own]
+    return [layer for layer in reversed(found) if layer]
+
+
 def unwrapped(net: nn.Module) -> nn.Module:
     """The network itself, out of the wrappers for compilation and parallel work."""
     net = getattr(net, "_orig_mod", net)
@@ -91,11 +101,8 @@ def _by_string(
     if text == "all":
         return {name: p for name, p in named.items() if p.requires_grad}
     if text == "last_layer":
-        last: set[int] = set()
-        for module in net.modules():
-            own = {id(p) for p in module.parameters(recurse=False) if p.requires_grad}
-            last = own or last
-        return {name: p for name, p in named.items() if id(p) in last and p.requires_grad}
+        names = next(iter(layers(net)), [])
+        return {name: p for name, p in named.items() if name in names}
     return {name: p for name, p in named.items() if fnmatchcase(name, text)}
 
 

@@ -15,6 +15,7 @@ from lingp.inference.laplace import Sites
 from lingp.inference.mean_scale import MeanScale
 from lingp.inference.origin import Origin
 from lingp.inference.posterior import carried_over
+from lingp.inference.restoring import restored_on_error
 from lingp.inference.shards import Shards
 from lingp.likelihoods import Likelihood, as_likelihood
 from lingp.linearization import LinearizedNetwork, ParameterSelection
@@ -188,9 +189,9 @@ class ConditionedNetwork:
         progress
             Whether work that takes more than seconds, now or later, shows a progress bar.
         prepare
-            Whether the posterior of class labels, whose curvature is averaged over it in about
-            five turns, is made now. False: when it is needed, as others are, which saves time where
-            hyperparameters are changed first.
+            Whether the posterior of class labels, which takes the time of about five, is made now.
+            False: when it is needed, as others are, which saves time where hyperparameters are
+            changed first.
 
         Returns
         -------
@@ -202,29 +203,30 @@ class ConditionedNetwork:
         processes call `fit` together.
         """
         memory = self._memory()
-        self._tuned_scale = None
-        data = FittedData(
-            self.linearized,
-            self.likelihood,
-            class_weight=class_weight,
-            missing=missing,
-            shards=self.shards,
-            memory=memory,
-        )
-        data.collect(
-            X,
-            y,
-            sample_weight,
-            keep_bytes=factor_bytes(self.inference, memory),
-            chunk_bytes=dense_bytes(memory),
-            progress=progress,
-        )
-        check_ranks(self.shards, data.training, self.prior, self.likelihood, self._options())
-        self._condition(data)
-        if progress and self.inference == "auto" and self.shards.rank == 0:
-            announce(self.inference_choice)
-        if prepare and self.sites == "expected":
-            self._prepare()
+        with restored_on_error(*self._state()):
+            self._tuned_scale = None
+            data = FittedData(
+                self.linearized,
+                self.likelihood,
+                class_weight=class_weight,
+                missing=missing,
+                shards=self.shards,
+                memory=memory,
+            )
+            data.collect(
+                X,
+                y,
+                sample_weight,
+                keep_bytes=factor_bytes(self.inference, memory),
+                chunk_bytes=dense_bytes(memory),
+                progress=progress,
+            )
+            check_ranks(self.shards, data.training, self.prior, self.likelihood, self._options())
+            self._condition(data)
+            if progress and self.inference == "auto" and self.shards.rank == 0:
+                announce(self.inference_choice)
+            if prepare:
+                self._prepare()
         return self
 
     def add_data(self, X: Any, y: Any = None, *, sample_weight: Any = None) -> Self:
@@ -244,9 +246,10 @@ class ConditionedNetwork:
         """
         before = self.laplace.training.num_data
         assert self._data is not None
-        self._data.extend(X, y, sample_weight)
         kept = torch.arange(before)
-        self._recondition(Origin(kept, kept[:0], None))
+        with restored_on_error(*self._state()):
+            self._data.extend(X, y, sample_weight)
+            self._recondition(Origin(kept, kept[:0], None))
         return self
 
     def remove_data(self, rows: Any) -> Self:
@@ -267,7 +270,8 @@ class ConditionedNetwork:
         training = self.laplace.training
         assert self._data is not None
         index = self.shards.attempt(lambda: as_row_numbers(rows, training.num_data))
-        self._recondition(self._data.remove(index))
+        with restored_on_error(*self._state()):
+            self._recondition(self._data.remove(index))
         return self
 
     def _refreshed(self) -> LinearizedLaplace:
@@ -277,11 +281,17 @@ class ConditionedNetwork:
         self.prior = as_prior(self.prior).bind_to(self.linearized)
         self.likelihood = as_likelihood(self.likelihood)
         if self.likelihood is not self._data.likelihood:
-            self._data.exchange_likelihood(self.likelihood)
-            self._condition(self._data)
+            with restored_on_error(self, self._data, self._data.training):
+                self._data.exchange_likelihood(self.likelihood)
+                self._condition(self._data)
         self._laplace.prior = self.prior
         self._laplace.mean_scale = self._scale_or_rule()
         return self._laplace
+
+    def _state(self) -> tuple[object, ...]:
+        """What holds the data, what was made of them, and the hyperparameters."""
+        held = (self, self.linearized, self._data, self.prior, self.likelihood)
+        return tuple(part for part in held if hasattr(part, "__dict__"))
 
     def _recondition(self, origin: Origin) -> None:
         """Go on with changed data: with what the method carries over, or from nothing."""
@@ -331,7 +341,7 @@ class ConditionedNetwork:
 
         And that of class labels, which takes the time of several.
         """
-        if not self.shards.alone or self.sites == "expected":
+        if not self.shards.alone or self.likelihood.saturates:
             laplace = self.laplace
             laplace.posterior()
             laplace.weight_shift()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lingp.likelihoods import CurvatureRoot, Likelihood, QuadraticLikelihood
 from lingp.likelihoods.predictives.gaussian import marginal_log_prob, total_factor
-from lingp.likelihoods.predictives.importance import log_terms
+from lingp.likelihoods.predictives.importance import log_terms, relative_error
 from lingp.models.layout import TargetLayout
 from lingp.operators.square_root import square_root
 
@@ -116,7 +116,8 @@ class DrawnJointPrediction(JointPrediction):
     """Any likelihood, by draws f_s of the function at all rows together.
 
     Moments are means over the draws. `log_prob` adds as many draws from the Laplace approximation
-    of f given y and weights all of them, which is accurate where y is far from what f predicts.
+    of f given y, and where each target depends on one output, as many drawn one output after
+    another, and weights all of them: accurate where y is far from what f predicts.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class DrawnJointPrediction(JointPrediction):
 
     @torch.no_grad()
     def _log_terms(self, y: Any) -> Tensor:
-        """Logarithms of 2S numbers whose mean is p(y), (2S,)."""
+        """Logarithms of numbers whose mean is p(y), S for each kind of nodes."""
         rows: Any = _AllRows(self.layout.likelihood, self._location.shape[1])
         location, scale = self._location.reshape(1, -1), self._scale.unsqueeze(0)
         return log_terms(rows, self.layout.checked(y), location, scale, self._noise).squeeze(1)
@@ -168,11 +169,7 @@ class DrawnJointPrediction(JointPrediction):
         return torch.logsumexp(terms, 0) - math.log(len(terms))
 
     def standard_error(self, y: Any) -> Tensor:
-        # of log m, m the mean of S terms t: by the delta method sd(t) / (m √S)
-        terms = self._log_terms(y)
-        ratios = (terms - terms.max()).exp()
-        pairs = ratios.view(2, -1).mean(0)  # two draws each from the same noise
-        return pairs.std() / (pairs.mean() * math.sqrt(len(pairs)))
+        return relative_error(self._log_terms(y), len(self._noise))
 
     def sample(self, num_samples: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
         _check_count(num_samples)
@@ -195,6 +192,10 @@ class _AllRows:
 
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         return self.likelihood.log_prob(y, self._rows(f)).sum(-1, keepdim=True)
+
+    def log_prob_terms(self, y: Tensor, f: Tensor) -> Tensor | None:
+        terms = self.likelihood.log_prob_terms(y, self._rows(f))
+        return None if terms is None else terms.flatten(-2).unsqueeze(-2)
 
     def residual(self, y: Tensor, f: Tensor) -> Tensor:
         return self.likelihood.residual(y, self._rows(f)).reshape(1, -1)

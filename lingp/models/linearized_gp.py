@@ -18,6 +18,7 @@ from lingp.inference import (
 )
 from lingp.inference.evidence import Evidence, evidence
 from lingp.inference.mode import Mode
+from lingp.inference.restoring import restored_on_error
 from lingp.linearization.inputs import num_rows
 from lingp.models.covariance import PosteriorCovariance
 from lingp.models.intake import as_inputs, as_known, validation_batches
@@ -38,7 +39,9 @@ class LinearizedGP(StorableNetwork):
     """The Gaussian process f(x) ~ N( f(x; θ*), J(x) Cov(θ) J(x)ᵀ ) of a trained network.
 
     The network is linearised in its weights at θ*, which have prior N(μ0, Σ0). The network
-    you give is copied; it, its mode, gradients and random state are never touched.
+    you give is copied; it, its mode, gradients and random state are never touched. What changes the
+    GP (`fit`, `add_data`, `remove_data`, `optimize_hyperparameters`) changes nothing if it fails or
+    is interrupted.
 
     Parameters
     ----------
@@ -263,21 +266,24 @@ class LinearizedGP(StorableNetwork):
             Number of starts besides the current values, and the source of their randomness.
         """
         laplace = self.laplace
-        if validation is not None:
-            refuse_with_validation(objective=objective, method=method, num_restarts=num_restarts)
-            return self._tune_on(validation, absorb, typical_factor, max_evaluations, generator)
-        refuse_without_validation(typical_factor=typical_factor)
-        result = optimize(
-            laplace,
-            objective=objective or "auto",
-            method=method,
-            tolerance=tolerance,
-            max_evaluations=max_evaluations,
-            num_restarts=num_restarts,
-            generator=generator,
-        )
-        self._tuned_scale = None
-        self._prepare()
+        with restored_on_error(*self._state()):
+            if validation is not None:
+                refuse_with_validation(
+                    objective=objective, method=method, num_restarts=num_restarts
+                )
+                return self._tune_on(validation, absorb, typical_factor, max_evaluations, generator)
+            refuse_without_validation(typical_factor=typical_factor)
+            result = optimize(
+                laplace,
+                objective=objective or "auto",
+                method=method,
+                tolerance=tolerance,
+                max_evaluations=max_evaluations,
+                num_restarts=num_restarts,
+                generator=generator,
+            )
+            self._tuned_scale = None
+            self._prepare()
         return result
 
     def sample(

@@ -104,10 +104,29 @@ class Prior(gpytorch.Module, ABC):
         return self
 
     def bind_to(self, network: FrozenCopy) -> Prior:
-        """`bind` to the uncertain parameter tensors of a linearised network; returns self."""
-        return self.bind(
-            network.parameter_names, network.parameter_shapes, network.inputs_first_names
-        )
+        """`bind` to the uncertain parameter tensors of a linearised network; returns self.
+
+        A prior that was bound before the network knew which layer is its last follows it.
+        """
+        names = tuple(network.parameter_names)
+        if self.names is not None and self.names == network.assumed_names != names:
+            self._forget_tensors(names)
+        return self.bind(names, network.parameter_shapes, network.inputs_first_names)
+
+    def _forget_tensors(self, names: tuple[str, ...]) -> None:
+        """Be as before `bind`, to be bound to these names: one precision for whatever comes."""
+        assert self.names is not None
+        precision = getattr(self, "raw_precision", None)
+        if precision is not None and precision.dim() == 1:
+            if not bool((precision == precision[0]).all()):
+                raise ValueError(
+                    f'parameters: "last_layer" was taken for {self.names[0]}, ..., which this '
+                    f"{type(self).__name__} prior has precisions for, but the network's outputs "
+                    f"depend on {names[0]}, ...; choose them by a list of names"
+                )
+            one = precision.detach()[:1].clone()
+            self.raw_precision = torch.nn.Parameter(one, precision.requires_grad)
+        self.names = self.shapes = None
 
     @staticmethod
     def _first(names: tuple[str, ...], shapes: tuple[torch.Size, ...] | None) -> str:

@@ -93,7 +93,7 @@ class InputModel:
         for name, p in twin.augmentation.named_parameters():
             p.requires_grad_(name in net.learnable)
         linearized = LinearizedNetwork(Averaged(net.net), parameters, dtype=dtype)
-        prior.bind(linearized.parameter_names)
+        prior.bind_to(linearized)
         if y is None:
             raise TypeError(
                 f"y: missing, X is {type(X).__name__}; gradients in parameters of the inputs take "
@@ -106,8 +106,10 @@ class InputModel:
         if len(targets) != num_rows(inputs):
             raise ValueError(f"X and y: {len(inputs)} rows of inputs, but {len(targets)} targets")
         with torch.no_grad():
-            like = next(twin.net.parameters())
-            shape = tuple(twin(inputs[:1].to(like)).shape[1:]) or (1,)
+            first = inputs[:1].to(next(twin.net.parameters()))
+            shape = tuple(twin(first).shape[1:]) or (1,)
+            linearized(twin.augment(first))
+            prior.bind_to(linearized)  # inputs have shown which layer is the last
             weights = float(penalty(net, prior))
         targets = likelihood.check_targets(targets, shape, dtype).to(linearized.device)
         return InputModel(twin, linearized, prior, likelihood, inputs, targets, weights)

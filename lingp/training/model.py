@@ -78,12 +78,11 @@ class ModelInTraining:
         self.data = X, y
         self.inference, self.memory_budget = inference, memory_budget
         self._fit: dict[str, Any] = {"sample_weight": sample_weight, "missing": missing}
-        self._parameters = self.untrained.parameter_names
         refit = mean == "auto" and isinstance(self.likelihood, QuadraticLikelihood)
         self._mean: Mean = "refit" if refit or mean == "refit" else "network"
         # modules that were in evaluation mode in a network that wasn't stay there
         self._training = {m for m in self.network.modules() if m.training or not net.training}
-        self._penalty = Penalty(self.network, self.prior)
+        self.inputs_seen()
 
     @property
     def device(self) -> torch.device:
@@ -100,6 +99,12 @@ class ModelInTraining:
         """C, known once the network has been run."""
         assert self.untrained.output_shape is not None
         return math.prod(self.untrained.output_shape)
+
+    def inputs_seen(self) -> None:
+        """To be called when the network was run first: inputs show which layer is its last."""
+        self.prior.bind_to(self.untrained)
+        self._parameters = self.untrained.parameter_names
+        self._penalty = Penalty(self.network, self.prior)
 
     def loss(self, batch: Batch, num_rows: int) -> Tensor:
         """The loss of maximum a posteriori training per row of the data, 0-d, with a graph.

@@ -142,6 +142,7 @@ class EvidenceTrainer:
                 batch_size=batch_size,
                 generator=generator,
             )
+        model.inputs_seen()
         self.num_steps = self.plan.num_steps(self._rows.batches_per_epoch)
         rows, weights = self._rows.num_rows * model.num_outputs, model.untrained.num_parameters
         flops = float(rows) * weights * min(rows, weights)

@@ -58,6 +58,20 @@ def _():
     fit(parameters=["4.weight"])
 
 
+@says("parameters: the network's outputs don't depend on other.0.weight, other.0.bias, … at all")
+def _():
+    unused = Around(lambda s, x: s.inner(x), inner=mlp(), other=mlp())
+    fit(unused, parameters="other.*")
+
+
+@says('parameters: "last_layer" was taken for other.0.weight, ..., which this Layerwise prior has')
+def _():
+    other = nn.Sequential(nn.Linear(3, 1).double())
+    unused = Around(lambda s, x: s.inner(x), inner=mlp(), other=other)
+    prior = lingp.priors.Layerwise({"other.0.weight": 1.0, "other.0.bias": 2.0})
+    fit(unused, parameters="last_layer", prior=prior)
+
+
 @says("the layer factors of ['inner.weight'] disagree with autograd; their Jacobians are computed")
 def _():
     class Layer(nn.Linear):

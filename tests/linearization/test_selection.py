@@ -117,3 +117,82 @@ def test_columns_of_a_subset(name, part):
     _, factors = lin.factors(x)
     expected = dense_jacobian(case.network(), x, lin.parameter_names)
     assert relative_error(factors.jacobian(), expected) < 1e-10
+
+
+class TwoHeads(nn.Module):
+    """A body with a head, and another head that is defined later."""
+
+    def __init__(self, uses="head", bias=True):
+        super().__init__()
+        self.body = mlp(3, 5).double()
+        self.head = nn.Linear(5, 2).double()
+        self.auxiliary = nn.Linear(5, 3, bias=bias).double()
+        self.uses = uses
+
+    def forward(self, x):
+        h = self.body(x).tanh()
+        self.auxiliary(h)
+        return {
+            "head": self.head,
+            "both": lambda h: self.head(h) + 0.0 * self.auxiliary(h)[:, :2],
+            "off": lambda h: self.head(h) + (self.auxiliary(h)[:, :2] - 1e3).relu(),
+            "in place": lambda h: self.head(h).add_(self.auxiliary(h)[:, :2]),
+            "neither": lambda h: h,
+            "nothing": lambda h: self.head(h).detach(),
+        }[self.uses](h)
+
+
+HEAD, AUXILIARY = (["head.weight", "head.bias"], ["auxiliary.weight", "auxiliary.bias"])
+ROWS = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)).double()
+
+
+@pytest.mark.parametrize(
+    ("uses", "names"),
+    [
+        ("head", HEAD),
+        ("both", AUXILIARY),
+        ("off", AUXILIARY),
+        ("in place", AUXILIARY),
+        ("neither", ["body.0.weight", "body.0.bias"]),
+    ],
+)
+@pytest.mark.parametrize("first", ["outputs", "factors"])
+def test_the_last_layer_that_the_outputs_depend_on(uses, names, first):
+    network = TwoHeads(uses)
+    lin, expected = LinearizedNetwork(network, "last_layer"), LinearizedNetwork(network, names)
+    before = torch.get_rng_state()
+    lin(ROWS) if first == "outputs" else lin.factors(ROWS)
+    assert torch.equal(before, torch.get_rng_state())
+    assert lin.parameter_names == names
+    assert lin.parameter_slices == expected.parameter_slices
+    assert torch.equal(lin.weights(), expected.weights())
+    found, jacobian = lin.factors(ROWS)[1].jacobian(), expected.factors(ROWS)[1].jacobian()
+    assert torch.equal(found, jacobian)
+    assert not any(p.requires_grad for p in lin.network.parameters())
+    assert all(p.requires_grad for p in network.parameters())
+
+
+@pytest.mark.parametrize(
+    "selection",
+    ["auxiliary.*", AUXILIARY, lambda name, p: name.startswith("aux"), ["auxiliary.bias"]],
+)
+def test_weights_that_the_outputs_do_not_depend_on_are_refused(selection):
+    lin = LinearizedNetwork(TwoHeads(), selection)
+    with pytest.raises(ValueError, match=r"don't depend on auxiliary\..*head.weight, head.bias"):
+        lin.factors(ROWS)
+
+
+@pytest.mark.parametrize("selection", ["all", "last_layer", "head.*"])
+def test_outputs_that_depend_on_no_weights_are_refused(selection):
+    lin = LinearizedNetwork(TwoHeads("nothing"), selection)
+    with pytest.raises(ValueError, match="they depend on none of its parameters"):
+        lin.factors(ROWS)
+
+
+def test_some_weights_may_be_out_of_reach_and_any_slope_may_vanish():
+    lin = LinearizedNetwork(TwoHeads(), ["head.bias", "auxiliary.bias"])
+    jacobian = lin.factors(ROWS)[1].jacobian()
+    assert torch.equal(jacobian[..., 2:], torch.zeros(6, 2, 3).double())
+    assert torch.equal(jacobian[..., :2], torch.eye(2).double().expand(6, 2, 2))
+    off = LinearizedNetwork(TwoHeads("off"), "last_layer")
+    assert not off.factors(ROWS)[1].jacobian().any()  # behind a unit that is off for all rows

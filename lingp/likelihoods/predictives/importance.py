@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from lingp.likelihoods.predictives.draws import quasi_normal
 from lingp.likelihoods.predictives.quadrature import row_chunks
+from lingp.likelihoods.predictives.sequential import SequentialNodes
 from lingp.likelihoods.psd_root import psd_root
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 NUM_NODES = 1024
 _MAX_NEWTON = 30
+_ENOUGH = 0.01  # standard error, in nats
+_MANY_NODES = 1 << 18  # numbers of one kind of nodes at a time
 
 
 def log_evidence(likelihood: Likelihood, y: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
@@ -27,6 +31,13 @@ def log_evidence(likelihood: Likelihood, y: Tensor, mean: Tensor, covariance: Te
     approximation of p(z | y), and are weighted by the density of the mixture of both (the balance
     heuristic of Veach and Guibas, 1995): accurate where y is far from what f predicts, and with
     bounded weights where the posterior's tails are heavier than its Laplace approximation's.
+
+    Rows whose weights say that this is off by more than a hundredth have a third share of nodes,
+    drawn one output after another (`SequentialNodes`): where labels leave a corner of what f may
+    be, neither of the other two finds it. Errors are then below 0.05 for 24 labels, with standard
+    deviations of f of up to hundreds (tests compare with one-factor models), and 0.02 for 5 labels
+    and deviations of 1e5. Where log p(y | f) isn't a sum over outputs, as for several softmaxes,
+    the first two kinds of nodes have to do.
 
     Parameters
     ----------
@@ -42,10 +53,38 @@ def log_evidence(likelihood: Likelihood, y: Tensor, mean: Tensor, covariance: Te
     normal = quasi_normal(NUM_NODES, mean)  # (S, C)
     root = psd_root(covariance)
     parts = [
-        log_terms(likelihood, y[rows], mean[rows], root[rows], normal).logsumexp(0)
+        _log_mean(likelihood, y[rows], mean[rows], root[rows], normal)
         for rows in row_chunks(len(mean), 2 * normal.numel())
     ]
-    return torch.cat(parts) - math.log(2 * len(normal))
+    return torch.cat(parts)
+
+
+def _log_mean(
+    likelihood: Likelihood, y: Tensor, mean: Tensor, root: Tensor, normal: Tensor
+) -> Tensor:
+    """log p(y_n), (N,)."""
+    approximation = laplace(likelihood, y, mean, root)
+    terms = _terms_at(likelihood, y, mean, root, *weighted_nodes(*approximation, normal))
+    value = terms.logsumexp(0) - math.log(len(terms))
+    unsure = (relative_error(terms, len(normal)) > _ENOUGH).nonzero().squeeze(-1)
+    if not len(unsure) or likelihood.log_prob_terms(y[:1], mean[:1]) is None:
+        return value
+    normal = normal[: len(normal) // 2]  # these nodes cost more, and fewer of them do
+    for rows in unsure.split(max(1, _MANY_NODES // normal.numel())):
+        terms = log_terms(likelihood, y[rows], mean[rows], root[rows], normal)
+        value = value.index_put((rows,), terms.logsumexp(0) - math.log(len(terms)))
+    return value
+
+
+def relative_error(terms: Tensor, num_draws: int) -> Tensor:
+    """Standard error of the logarithm of the mean of numbers whose logarithms are `terms`, (N,).
+
+    Of m, the mean of S numbers t, by the delta method sd(t) / (m √S). Every draw is behind as many
+    of them as there are kinds of nodes.
+    """
+    ratios = (terms.detach() - terms.detach().amax(0)).exp()
+    together = ratios.unflatten(0, (-1, num_draws)).mean(0)
+    return together.std(0) / (together.mean(0) * math.sqrt(num_draws))
 
 
 def product_or_joint(
@@ -73,31 +112,55 @@ def product_or_joint(
 def log_terms(
     likelihood: Likelihood, y: Tensor, mean: Tensor, root: Tensor, normal: Tensor
 ) -> Tensor:
-    """Logarithms of 2S numbers whose mean is p(y_n), (2S x N); from draws ε of N(0, I), (S x C)."""
-    z, log_weight = weighted_nodes(*laplace(likelihood, y, mean, root), normal)
+    """Logarithms of kS numbers whose mean is p(y_n), (kS x N); from draws ε of N(0, I), (S x C).
+
+    k = 3 kinds of nodes where the log density is a sum of terms for single outputs, else 2.
+    """
+    mode, factor = laplace(likelihood, y, mean, root)
+    sequential = None
+    if likelihood.log_prob_terms(y, mean) is not None:
+        terms = partial(likelihood.log_prob_terms, y)
+        sequential = SequentialNodes.of(terms, mean, root, mode)
+    nodes = weighted_nodes(mode, factor, normal, sequential)
+    return _terms_at(likelihood, y, mean, root, *nodes)
+
+
+def _terms_at(
+    likelihood: Likelihood, y: Tensor, mean: Tensor, root: Tensor, z: Tensor, log_weight: Tensor
+) -> Tensor:
     f = mean + torch.einsum("ncd,snd->snc", root, z)
     return likelihood.log_prob(y, f) + log_weight
 
 
-def weighted_nodes(mode: Tensor, factor: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes z (2S x N x C) and log w (2S x N) with E h(z) = mean of w h(z) for z ~ N(0, I).
+def weighted_nodes(
+    mode: Tensor, factor: Tensor, normal: Tensor, sequential: SequentialNodes | None = None
+) -> tuple[Tensor, Tensor]:
+    """Nodes z (kS x N x C) and log w (kS x N) with E h(z) = mean of w h(z) for z ~ N(0, I).
 
     Parameters
     ----------
     mode, factor
-        Half of the nodes are from N(mode, (L Lᵀ)⁻¹): (N x C), and L lower triangular (N x C x C).
+        S of the nodes are from N(mode, (L Lᵀ)⁻¹): (N x C), and L lower triangular (N x C x C).
     normal
         Draws or quasi-random nodes of N(0, I), (S x C).
+    sequential
+        What S more nodes are from.
     """
     offsets = torch.linalg.solve_triangular(factor.mT, normal.mT, upper=True)  # (N, C, S)
     near = mode + offsets.permute(2, 0, 1)
     far = normal.unsqueeze(1).expand(-1, len(mode), -1)
-    z = torch.cat([far, near])
+    kinds = [far, near]
+    if sequential is not None:
+        kinds.append(sequential.nodes(torch.special.ndtr(normal)))
+    z = torch.cat(kinds)
     log_prior = -0.5 * z.square().sum(-1)
     white = torch.einsum("ndc,snd->snc", factor, z - mode)
     log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     log_laplace = log_det - 0.5 * white.square().sum(-1)
-    return z, log_prior - torch.logaddexp(log_prior, log_laplace) + math.log(2)
+    ratios = [torch.zeros_like(log_prior), log_laplace - log_prior]
+    if sequential is not None:
+        ratios.append(sequential.log_ratio(z))
+    return z, math.log(len(ratios)) - torch.stack(ratios).logsumexp(0)
 
 
 @torch.no_grad()
