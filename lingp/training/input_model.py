@@ -93,7 +93,7 @@ class InputModel:
         for name, p in twin.augmentation.named_parameters():
             p.requires_grad_(name in net.learnable)
         linearized = LinearizedNetwork(Averaged(net.net), parameters, dtype=dtype)
-        prior.bind(linearized.parameter_names)
+        prior.bind_to(linearized)
         if y is None:
             raise TypeError(
                 f"y: missing, X is {type(X).__name__}; gradients in parameters of the inputs take "
