@@ -250,14 +250,14 @@ def _choose_objective(
 ) -> tuple[LinearizedLaplace, Objective]:
     """The objective and the model it is of, with a warning where it is known to mislead."""
     refit, limited = laplace.mean == "refit", laplace.likelihood.limits_fit
-    centred = not bool(laplace.prior_deviation().any())
+    centred = objective != "leave_one_out" and not bool(laplace.prior_deviation().any())
     if objective == "leave_one_out" and not refit:
         _warn_misleading(
             "leave-one-out with the network's mean drives prior precisions to infinity and noise "
             'to zero, because the network has fitted the data it is asked about; use mean="refit", '
             "the evidence, or validation data"
         )
-    elif objective != "leave_one_out" and not refit and centred and _precision_is_free(laplace):
+    elif not refit and centred and _precision_is_free(laplace):
         _warn_misleading(
             "with the network's mean and a prior centred at the network's weights, log marginal "
             "likelihood drives prior precisions to infinity, because no weight has to move for the "
@@ -269,7 +269,7 @@ def _choose_objective(
             f"{type(laplace.likelihood).__name__} models towards zero, because the features have "
             'seen the targets; objective="auto" takes the evidence of the network\'s mean instead'
         )
-    elif objective == "auto" and refit and not limited and not centred:
+    elif refit and not limited and not centred:
         laplace = dataclasses.replace(laplace, mean="network")
     name = "evidence" if objective == "auto" else objective
     return laplace, OBJECTIVES[name](laplace)
