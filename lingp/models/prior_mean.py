@@ -27,5 +27,6 @@ class PriorMean(NetworkMean):
         outputs = super().forward(x)
         if self.active_dims is not None:
             x = x.index_select(-1, self.active_dims)
+        self.prior.bind_to(self.network.linearized)  # others may have the same prior
         shift = (self.prior.mean - self.network.linearized.weights()).to(outputs)
         return outputs + self.network.factors(x).matmul(shift.unsqueeze(-1)).view(outputs.shape)

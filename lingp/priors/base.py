@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import gpytorch
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from lingp.linearization.frozen import FrozenCopy
+
+WeightMean = float | Tensor | Literal["network"]
 
 
 class Prior(gpytorch.Module, ABC):
@@ -30,7 +32,9 @@ class Prior(gpytorch.Module, ABC):
     Parameters
     ----------
     mean
-        μ0: a number, or one value per weight as a flat (P,) tensor.
+        μ0: a number, one value per weight as a flat (P,) tensor, or "network": the weights of the
+        network that the prior is bound to, of another one when it is bound to that. Trainings hold
+        it at the weights they start from, see `hold_mean`.
     """
 
     mean: Tensor
@@ -41,6 +45,9 @@ class Prior(gpytorch.Module, ABC):
     group: Tensor | None
     """Of bound priors with one variance per weight: the number of each weight's precision, (P,)."""
 
+    follows_network: bool = False
+    """Whether μ0 is the weights of the network that the prior was last bound to."""
+
     isotropic: bool = False
     """Whether Σ0 = v I, one v for all weights: one eigendecomposition then serves every v."""
 
@@ -48,8 +55,14 @@ class Prior(gpytorch.Module, ABC):
     """Whether variances vary along both axes of weight matrices: kernels then take the columns of
     the Jacobian, not the layers' factors."""
 
-    def __init__(self, mean: float | Tensor = 0.0) -> None:
+    def __init__(self, mean: WeightMean = 0.0) -> None:
         super().__init__()
+        if isinstance(mean, str):
+            if mean != "network":
+                raise ValueError(
+                    f'mean: expected a number, a flat (P,) tensor or "network", got {mean!r}'
+                )
+            self.follows_network, mean = True, torch.zeros(0)  # until there is a network
         mean = torch.as_tensor(mean, dtype=torch.float64).detach().clone()
         if mean.dim() > 1 or not bool(torch.isfinite(mean).all()):
             raise ValueError(
@@ -81,6 +94,19 @@ class Prior(gpytorch.Module, ABC):
             Names of the weights that are stored (inputs x outputs), as those of embeddings and of
             transposed convolutions are; others are (outputs x inputs).
         """
+        if self.follows_network and self.names is None:
+            raise ValueError(
+                'mean: "network" takes the weights of a network, got names only; call '
+                "bind_to(linearized_network), or hand the prior to LinearizedGP or NTKernel"
+            )
+        return self._bind(names, shapes, inputs_first)
+
+    def _bind(
+        self,
+        names: Iterable[str],
+        shapes: Iterable[Sequence[int]] | None = None,
+        inputs_first: Collection[str] = (),
+    ) -> Prior:
         names = tuple(names)
         sizes = None if shapes is None else tuple(torch.Size(shape) for shape in shapes)
         if not names:
@@ -106,12 +132,18 @@ class Prior(gpytorch.Module, ABC):
     def bind_to(self, network: FrozenCopy) -> Prior:
         """`bind` to the uncertain parameter tensors of a linearised network; returns self.
 
-        A prior that was bound before the network knew which layer is its last follows it.
+        A prior that was bound before the network knew which layer is its last follows it. With
+        mean="network", μ0 becomes the weights of this network.
         """
         names = tuple(network.parameter_names)
         if self.names is not None and self.names == network.assumed_names != names:
             self._forget_tensors(names)
-        return self.bind(names, network.parameter_shapes, network.inputs_first_names)
+        self._bind(names, network.parameter_shapes, network.inputs_first_names)
+        if self.follows_network:
+            weights = network.weights().to(self.mean)
+            if not torch.equal(self.mean, weights):
+                self.mean = weights  # another tensor: whoever holds the old one keeps its values
+        return self
 
     def _forget_tensors(self, names: tuple[str, ...]) -> None:
         """Be as before `bind`, to be bound to these names: one precision for whatever comes."""
@@ -127,6 +159,22 @@ class Prior(gpytorch.Module, ABC):
             one = precision.detach()[:1].clone()
             self.raw_precision = torch.nn.Parameter(one, precision.requires_grad)
         self.names = self.shapes = None
+
+    def hold_mean(self) -> Prior:
+        """Keep μ0 as it is, also when the prior is bound to other weights; returns self.
+
+        With mean="network" it stays at the weights of the network that the prior is bound to now.
+        Training that begins there is pulled back to where it began: the L2-SP penalty for transfer
+        learning.
+
+        References
+        ----------
+        Li, Grandvalet and Davoine, 2018, "Explicit inductive bias for transfer learning with
+        convolutional networks".
+        """
+        self.num_parameter_tensors  # noqa: B018  raises when the prior isn't bound
+        self.follows_network = False
+        return self
 
     @staticmethod
     def _first(names: tuple[str, ...], shapes: tuple[torch.Size, ...] | None) -> str:
@@ -191,7 +239,12 @@ class Prior(gpytorch.Module, ABC):
 
     def extra_repr(self) -> str:
         # a prior of one's own may have no precision
-        return f"precision={_shown(self.precision)}" if hasattr(self, "raw_precision") else ""
+        parts = [f"precision={_shown(self.precision)}"] if hasattr(self, "raw_precision") else []
+        if self.follows_network:
+            parts.append('mean="network"')
+        elif bool(self.mean.any()):
+            parts.append(f"mean={_shown(self.mean)}")
+        return ", ".join(parts)
 
 
 def _shown(values: Tensor) -> str:

@@ -22,7 +22,7 @@ class Diagonal(Grouped):
         One number, a flat (P,) tensor, or a mapping from the name of each parameter tensor to a
         number or a tensor of its size.
     mean
-        μ0, a number or a flat (P,) tensor.
+        μ0: a number, a flat (P,) tensor, or "network" for the network's own weights, see `Prior`.
     precision_constraint
         A GPyTorch constraint for `raw_precision`; positive through `exp` by default.
 

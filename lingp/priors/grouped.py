@@ -10,7 +10,7 @@ import torch
 from gpytorch.constraints import Interval
 from torch import Tensor
 
-from lingp.priors.base import Prior, as_precision, check_names
+from lingp.priors.base import Prior, WeightMean, as_precision, check_names
 
 
 class Grouped(Prior):
@@ -24,7 +24,7 @@ class Grouped(Prior):
         One number for all groups to start from, a tensor (G,) with one per group, or a mapping from
         the name of each parameter tensor to a number or to one per group of it.
     mean
-        μ0, a number or a flat (P,) tensor.
+        μ0: a number, a flat (P,) tensor, or "network" for the network's own weights, see `Prior`.
     precision_constraint
         A GPyTorch constraint for `raw_precision`; positive through `exp` by default.
 
@@ -44,7 +44,7 @@ class Grouped(Prior):
         self,
         precision: float | Tensor | Mapping[str, float | Tensor] = 1.0,
         *,
-        mean: float | Tensor = 0.0,
+        mean: WeightMean = 0.0,
         precision_constraint: Interval | None = None,
     ) -> None:
         super().__init__(mean)

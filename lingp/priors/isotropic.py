@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpytorch.constraints import Interval
 from torch import Tensor
 
-from lingp.priors.base import Prior, as_precision
+from lingp.priors.base import Prior, WeightMean, as_precision
 
 
 class Isotropic(Prior):
@@ -16,7 +16,7 @@ class Isotropic(Prior):
     precision
         1 / variance of every weight.
     mean
-        μ0, a number or a flat (P,) tensor.
+        μ0: a number, a flat (P,) tensor, or "network" for the network's own weights, see `Prior`.
     precision_constraint
         A GPyTorch constraint for `raw_precision`; positive through `exp` by default.
 
@@ -33,7 +33,7 @@ class Isotropic(Prior):
         self,
         precision: float | Tensor = 1.0,
         *,
-        mean: float | Tensor = 0.0,
+        mean: WeightMean = 0.0,
         precision_constraint: Interval | None = None,
     ) -> None:
         super().__init__(mean)

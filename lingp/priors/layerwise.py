@@ -8,7 +8,7 @@ import torch
 from gpytorch.constraints import Interval
 from torch import Tensor
 
-from lingp.priors.base import Prior, as_precision, check_names
+from lingp.priors.base import Prior, WeightMean, as_precision, check_names
 
 
 class Layerwise(Prior):
@@ -20,7 +20,7 @@ class Layerwise(Prior):
         One number for all tensors to start from, a tensor (L,), or a mapping from the name of each
         parameter tensor to its precision.
     mean
-        μ0, a number or a flat (P,) tensor.
+        μ0: a number, a flat (P,) tensor, or "network" for the network's own weights, see `Prior`.
     precision_constraint
         A GPyTorch constraint for `raw_precision`; positive through `exp` by default.
 
@@ -34,7 +34,7 @@ class Layerwise(Prior):
         self,
         precision: float | Tensor | Mapping[str, float] = 1.0,
         *,
-        mean: float | Tensor = 0.0,
+        mean: WeightMean = 0.0,
         precision_constraint: Interval | None = None,
     ) -> None:
         super().__init__(mean)

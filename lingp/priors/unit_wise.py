@@ -10,6 +10,7 @@ import torch
 from gpytorch.constraints import Interval
 from torch import Tensor
 
+from lingp.priors.base import WeightMean
 from lingp.priors.grouped import Grouped
 
 
@@ -38,7 +39,7 @@ class UnitWise(Grouped):
         Names or shell patterns of weights that are stored (inputs x outputs), as of layers that
         compute x @ W. Embeddings and transposed convolutions are known to be.
     mean
-        μ0, a number or a flat (P,) tensor.
+        μ0: a number, a flat (P,) tensor, or "network" for the network's own weights, see `Prior`.
     precision_constraint
         A GPyTorch constraint for `raw_precision`; positive through `exp` by default.
 
@@ -60,7 +61,7 @@ class UnitWise(Grouped):
         units: Literal["inputs", "outputs"] = "inputs",
         *,
         inputs_first: Sequence[str] = (),
-        mean: float | Tensor = 0.0,
+        mean: WeightMean = 0.0,
         precision_constraint: Interval | None = None,
     ) -> None:
         if units not in ("inputs", "outputs"):

@@ -92,8 +92,14 @@ def to_record(module: gpytorch.Module) -> dict[str, Any]:
         **_structure(module),
         "learned": {name: p.requires_grad for name, p in module.named_parameters()},
         "state": {name: own(t) for name, t in module.state_dict().items()},
-        "found": {name: getattr(module, name) for name in _FOUND.get(type(module), ())},
+        "found": {name: getattr(module, name) for name in _found(module)},
     }
+
+
+def _found(module: gpytorch.Module) -> tuple[str, ...]:
+    if isinstance(module, priors.Prior):  # also of one's own
+        return ("follows_network",)
+    return _FOUND.get(type(module), ())
 
 
 def build(record: dict[str, Any], given: Any, name: str) -> Any:

@@ -70,7 +70,10 @@ def train_with_evidence(
         Training data, as `LinearizedGP.fit` takes them: arrays, a Dataset, a DataLoader or any
         iterable of batches. A loader is iterated anew every epoch.
     likelihood, prior, parameters, inference, memory_budget
-        As in `LinearizedGP`. Weights that the prior isn't over are trained without penalty.
+        As in `LinearizedGP`. Weights that the prior isn't over are trained without penalty. A prior
+        with mean="network" is centred at the weights that training starts from, and stays there
+        while they move (L2-SP: Li, Grandvalet and Davoine, 2018): right for a pretrained network,
+        not for random first weights.
     mean
         Whose mean predictions have, as in `LinearizedGP`. "auto": refitted where noise is Gaussian,
         else the network's. Hyperparameters are always learned with the network's mean.

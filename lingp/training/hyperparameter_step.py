@@ -67,7 +67,9 @@ def hyperparameter_step(
         All training data, as `LinearizedGP.fit` takes them.
     likelihood, prior
         The objects whose hyperparameters are moved. GPyTorch priors registered on them count; those
-        with `requires_grad` off stay. Precisions stay between 1e-8 and 1e8.
+        with `requires_grad` off stay. Precisions stay between 1e-8 and 1e8. A prior with
+        mean="network" stays at the weights that it was first bound to, see `Prior.hold_mean`; bind
+        it before the first step of the loop.
     parameters, inference, mean, memory_budget
         As in `LinearizedGP`. Where the evidence of a refitted mean misleads (class labels, free
         variances: the features have seen the targets), that of the network's mean is taken.
@@ -86,6 +88,8 @@ def hyperparameter_step(
         If the evidence isn't finite at the hyperparameters as they are, which stay then.
     """
     start = time.perf_counter()
+    if prior.names is not None:
+        prior.hold_mean()
     gp = conditioned(
         net,
         X,
@@ -99,6 +103,7 @@ def hyperparameter_step(
         missing=missing,
         memory_budget=memory_budget,
     )
+    prior.hold_mean()  # the weights move on
     found = move(gp, method=method, tolerance=tolerance, max_evaluations=max_evaluations)
     return replace(found, seconds=time.perf_counter() - start)
 

@@ -137,6 +137,8 @@ class InputLearner:
     ) -> InputStep:
         """Move the learnable parameters of an `Augmented` net, in place; its weights and mode stay.
 
+        A prior with mean="network" stays at the weights that it was first bound to.
+
         Raises
         ------
         FloatingPointError
@@ -147,7 +149,10 @@ class InputLearner:
             raise FloatingPointError(
                 f"net: {bad[0]} is not finite; lower the learning rate of the weights"
             )
+        if prior.names is not None:
+            prior.hold_mean()
         model = InputModel.of(net, X, y, likelihood, prior, parameters, self.dtype)
+        prior.hold_mean()  # the weights move on
         found = as_found(net, *self._estimate(model))
         if not all(bool(g.isfinite().all()) for g in found.gradients.values()):
             raise FloatingPointError(

@@ -74,7 +74,8 @@ class ModelInTraining:
             raise ValueError("net: none of its parameters requires grad; there is nothing to train")
         self.likelihood = copy.deepcopy(as_likelihood(likelihood))
         self.untrained = LinearizedNetwork(self.network, parameters)
-        self.prior = copy.deepcopy(as_prior(prior)).bind_to(self.untrained)
+        # the weights move, a mean that was theirs stays
+        self.prior = copy.deepcopy(as_prior(prior)).bind_to(self.untrained).hold_mean()
         self.data = X, y
         self.inference, self.memory_budget = inference, memory_budget
         self._fit: dict[str, Any] = {"sample_weight": sample_weight, "missing": missing}

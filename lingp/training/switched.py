@@ -82,7 +82,7 @@ def prior_of_kept(prior: Prior, kept: Tensor, network: LinearizedNetwork) -> Pri
     TypeError
         If a prior of this kind can't be carried over.
     """
-    twin = copy.deepcopy(prior)
+    twin = copy.deepcopy(prior).hold_mean()
     twin.names = twin.shapes = None
     if twin.mean.dim() == 1:
         twin.mean = twin.mean[kept]

@@ -3,7 +3,7 @@
 import torch
 
 from error_cases.shared import fit, mlp, rows, says
-from lingp.priors import Layerwise
+from lingp.priors import Isotropic, Layerwise
 
 
 @says("hyperparameters did not converge: gradient norm … after … evaluations, tolerance …")
@@ -22,6 +22,14 @@ def _():
 def _():
     gp = fit(mlp(3), "categorical", y=torch.tensor([0, 1] * 10), mean="refit")
     gp.optimize_hyperparameters(objective="evidence", max_evaluations=2, num_restarts=0)
+
+
+@says(
+    "with the network's mean and a prior centred at the network's weights, log marginal likelihood"
+)
+def _():
+    gp = fit(prior=Isotropic(mean="network"))
+    gp.optimize_hyperparameters(max_evaluations=2, num_restarts=0)
 
 
 @says("the best hyperparameters found lie at the edge of what was searched")

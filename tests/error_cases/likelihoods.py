@@ -84,6 +84,11 @@ def _():
     fit(nn.Linear(3, 1), prior=prior)
 
 
+@says('mean: "network" takes the weights of a network, got names only; call bind_to')
+def _():
+    Isotropic(mean="network").bind(["0.weight"])
+
+
 @says("precision: got 3 values for 4 parameter tensors")
 def _():
     fit(prior=Layerwise(torch.ones(3)))

@@ -11,9 +11,12 @@ from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
 from saved_cases import (
     LABELS,
     LIKELIHOODS,
+    X,
+    Y,
     fitted,
     loaded,
     make_gp,
+    make_net,
     results,
     same,
     through_file,
@@ -23,6 +26,8 @@ import lingp
 from lingp.likelihoods import (
     Gaussian,
 )
+from lingp.linearization import LinearizedNetwork
+from lingp.models import LinearizedGP
 from lingp.priors import Diagonal, Isotropic, Layerwise, UnitWise
 
 
@@ -50,6 +55,7 @@ PRIORS = {
     "unit-wise outputs": lambda: UnitWise(1.5, "outputs", inputs_first=["2.weight"]),
     "diagonal": lambda: Diagonal(torch.linspace(0.5, 2, 17)),
     "mean": lambda: Isotropic(2.0, mean=torch.linspace(-1, 1, 17)),
+    "at the network": lambda: UnitWise(torch.linspace(0.5, 2, 8), mean="network"),
     "float32 hyperparameters": lambda: Isotropic(0.3).float(),
     "fixed": lambda: Isotropic(0.3).requires_grad_(False),
 }
@@ -66,6 +72,26 @@ def test_priors(tmp_path, name, inference):
         assert torch.equal(old, new)
         assert (old.dtype, old.requires_grad) == (new.dtype, new.requires_grad)
     assert torch.equal(gp.prior.variances(), back.prior.variances())
+    assert repr(back.prior) == repr(gp.prior)
+
+
+@pytest.mark.parametrize("include_data", [True, False])
+@pytest.mark.parametrize("held", [True, False])
+def test_a_mean_at_the_network_stays_there_or_where_it_was_held(tmp_path, held, include_data):
+    start = make_net(seed=1)
+    prior = Isotropic(2.0, mean="network").bind_to(LinearizedNetwork(start))
+    if held:
+        prior.hold_mean()
+    gp = LinearizedGP(make_net(), prior=prior, inference="weight_space", mean="refit")
+    gp.fit(X, Y, progress=False)
+    where = torch.cat([p.detach().flatten() for p in (start if held else make_net()).parameters()])
+    gp.save(tmp_path / "model.lingp", include_data=include_data)
+    # what the file says counts, also where an object is given
+    for options in ({}, {"prior": Isotropic(mean="network")}):
+        back = LinearizedGP.load(tmp_path / "model.lingp", make_net(seed=2), **options)
+        assert torch.equal(back.predict(X).mean, gp.predict(X).mean)
+        assert torch.equal(back.prior.mean, where)
+        assert back.prior.follows_network is not held
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,9 @@ MAP-II where GPyTorch priors are registered on hyperparameters. Which objective 
   the targets. The default takes the evidence of the network's mean there. Where it doesn't rise
   without limit (Gaussian and Student-t noise, counts), a refitted mean's evidence is the better
   guide, and much the better one after overfitting.
+- A prior that is centred at the network's own weights leaves the evidence of the network's mean
+  without a penalty |θ* - μ0|², so that it rises with the precision for ever: only a refitted mean's
+  tells precisions apart, and is taken by default for labels too.
 - Leave-one-out with the network's mean drives precisions to infinity and noise to zero: a network
   that has fitted the data looks as if it had foreseen them. Leave-one-out wants mean="refit".
 - Validation data are better than any of these, see `tune_on_validation`.
@@ -247,22 +250,36 @@ def _choose_objective(
 ) -> tuple[LinearizedLaplace, Objective]:
     """The objective and the model it is of, with a warning where it is known to mislead."""
     refit, limited = laplace.mean == "refit", laplace.likelihood.limits_fit
+    centred = objective != "leave_one_out" and not bool(laplace.prior_deviation().any())
     if objective == "leave_one_out" and not refit:
         _warn_misleading(
             "leave-one-out with the network's mean drives prior precisions to infinity and noise "
             'to zero, because the network has fitted the data it is asked about; use mean="refit", '
             "the evidence, or validation data"
         )
-    elif objective != "auto" and refit and not limited:
+    elif not refit and centred and _precision_is_free(laplace):
+        _warn_misleading(
+            "with the network's mean and a prior centred at the network's weights, log marginal "
+            "likelihood drives prior precisions to infinity, because no weight has to move for the "
+            'fit there is; use mean="refit", validation data, or a GPyTorch prior on the precision'
+        )
+    elif objective != "auto" and refit and not limited and not centred:
         _warn_misleading(
             f"with a refitted mean, {OBJECTIVES[objective].words} drives prior precisions of "
             f"{type(laplace.likelihood).__name__} models towards zero, because the features have "
             'seen the targets; objective="auto" takes the evidence of the network\'s mean instead'
         )
-    elif refit and not limited:
+    elif refit and not limited and not centred:
         laplace = dataclasses.replace(laplace, mean="network")
     name = "evidence" if objective == "auto" else objective
     return laplace, OBJECTIVES[name](laplace)
+
+
+def _precision_is_free(laplace: LinearizedLaplace) -> bool:
+    """Whether the prior has hyperparameters that move and nothing that holds them."""
+    prior = laplace.prior
+    held = next(iter(prior.named_priors()), None) is not None
+    return not held and any(p.requires_grad for p in prior.parameters())
 
 
 def _warn_misleading(message: str) -> None:
