@@ -96,7 +96,7 @@ def expected_posterior(
             size = _norm(metric * expected, data.shards)
             if not change > tolerance * size:  # also where both are zero: nothing was observed
                 return posterior
-            half = cavity_root(informed, curvature)
+            half = cavity_root(informed, curvature, data.weights)
             step = settled_curvature(data, outputs, half, expected, unseen) - curvature
             points, steps = [*points[-_MEMORY:], curvature], [*steps[-_MEMORY:], step]
             root = _root(_extrapolated(points, steps, metric, data.shards), data.shards)
@@ -134,16 +134,30 @@ def expected_curvature(data: DataTerm, mean: Tensor, covariance: Tensor) -> Tens
     return curvature
 
 
-def cavity_root(covariance: Tensor, curvature: Tensor) -> Tensor:
+def cavity_root(covariance: Tensor, curvature: Tensor, weights: Tensor | None) -> Tensor:
     """A_n with A_n A_nᵀ = C_-n = (C_n⁻¹ - Λ_n)⁻¹, (N x C x C), without inverses.
 
     That is B (I - B Λ_n B)⁻¹ B with B B = C_n. A datum that rounding says knows all there is about
     its outputs is taken to know a little less; where the next step goes depends on that, not where
-    steps end.
+    steps end. Of a datum with a weight above one, one repetition is left out.
+
+    Parameters
+    ----------
+    covariance
+        C_n, (N x C x C).
+    curvature
+        Λ_n with the weight in it, (N x C x C).
+    weights
+        (N,), or None for 1.
     """
     half = psd_root(covariance)
-    leverage, vectors = torch.linalg.eigh(half @ curvature @ half)
+    leverage, vectors = torch.linalg.eigh(half @ (_single(weights) * curvature) @ half)
     return half @ (vectors * (1 - leverage.clamp(0, _LEVERAGE)).rsqrt().unsqueeze(-2))
+
+
+def _single(weights: Tensor | None) -> Tensor | float:
+    """The share of a datum's weight that one repetition has, (N x 1 x 1)."""
+    return 1.0 if weights is None else weights.clamp(min=1).reciprocal().view(-1, 1, 1)
 
 
 def settled_curvature(
@@ -164,10 +178,11 @@ def settled_curvature(
     """
     z, curvature = quasi_normal(NUM_NODES, mean), start.clone()
     eye = torch.eye(mean.shape[1], dtype=mean.dtype, device=mean.device)
+    one = torch.as_tensor(_single(data.weights)).to(mean).expand(len(mean), 1, 1)
 
     def away(own: Tensor, rows: slice) -> Tensor:
         """How far some data are from settled, (n x C x C)."""
-        factor = torch.linalg.cholesky(eye + half[rows].mT @ own @ half[rows])
+        factor = torch.linalg.cholesky(eye + half[rows].mT @ (one[rows] * own) @ half[rows])
         part = torch.linalg.solve_triangular(factor, half[rows].mT, upper=False)
         covariance = part.mT @ part
         if unseen is not None:
@@ -178,12 +193,14 @@ def settled_curvature(
         own, share = curvature[rows], curvature.new_full((), 0.5)
         rest = away(own, rows)
         for _ in range(_SETTLING):
-            own = own + share * rest
+            # each datum stops by itself: none depends on which others are worked on with it
+            moving = rest.flatten(1).norm(dim=1) > _SETTLED * own.flatten(1).norm(dim=1)
+            if not bool(moving.any()):
+                break
+            own = own + moving.view(-1, 1, 1) * share * rest
             following = away(own, rows)
             share, rest = _aitken(share, rest, following), following
-            if rest.norm() <= _SETTLED * own.norm():
-                break
-        curvature[rows] = own + share * rest
+        curvature[rows] = own
     return curvature
 
 

@@ -53,7 +53,7 @@ def matched_scale(data: DataTerm, mean: Tensor, posterior: Posterior) -> float:
     """
     rows = _some_rows(data, mean)
     location = mean[rows]
-    covariance = left_out_covariance(posterior, rows)
+    covariance = left_out_covariance(data, posterior, rows)
     likelihood, normal = data.likelihood, quasi_normal(_NUM_NODES, mean)
     weights = location.new_ones(len(rows)) if data.weights is None else data.weights[rows]
     wanted = likelihood.label_probs(likelihood.conditional_mean(location))
@@ -120,11 +120,15 @@ def best_scale(
     return start if loss(math.log(start)) <= found.fun else math.exp(found.x)
 
 
-def left_out_covariance(posterior: Posterior, rows: Tensor) -> Tensor:
-    """C_-n, the covariance of f_n given all other data, of some rows, (n x C x C)."""
+def left_out_covariance(data: DataTerm, posterior: Posterior, rows: Tensor) -> Tensor:
+    """C_-n, the covariance of f_n given all other data, of some rows, (n x C x C).
+
+    Of a datum of weight w > 1, one of w repetitions is left out.
+    """
     informed, unseen = posterior.at_data
     root = posterior.root.dense()[rows]
-    half = cavity_root(informed[rows], root @ root.mT)
+    weights = None if data.weights is None else data.weights[rows]
+    half = cavity_root(informed[rows], root @ root.mT, weights)
     covariance = half @ half.mT
     return covariance if unseen is None else covariance + unseen[rows]
 

@@ -219,6 +219,7 @@ def _settled(density: ValidationDensity, found: Found, limit: float) -> Found:
     return replace(
         found,
         best=least,
+        initial_value=density.initial_value,
         value=density.values[least],
         at_boundary=least == edge or (found.at_boundary and least == found.best),
         num_evaluations=len(density.values),

@@ -123,6 +123,7 @@ class ValidationDensity:
             self.seed = int(draw)
         self.mean_scale = laplace.scale_of_mean()
         self.free_scale = free_scale
+        self.initial_value = -math.inf  # at the scale that the mean has
         self.values: dict[Scales, float] = {}
         self.tried: dict[Scales, Tried] = {}  # where the scale is free
         self.root: CurvatureRoot | None = laplace.kept_root()  # of a posterior not far away
@@ -169,14 +170,12 @@ class ValidationDensity:
 
     def network_value(self) -> float | None:
         """The density by the network alone; None where predictions have another mean, or noise."""
-        likelihood, rows = self.laplace.likelihood, self.rows
-        if self.laplace.mean == "refit" or not likelihood.saturates:
+        if self.laplace.mean == "refit" or not self.laplace.likelihood.saturates:
             return None
-        mean = rows.outputs
+        mean = self.rows.outputs
         nothing = mean.new_zeros(*mean.shape, mean.shape[1])
-        each = likelihood.predictive(mean, nothing).log_prob(rows.targets)
-        each = each if rows.weights is None else rows.weights * each
-        return rows.shards.total(float(each.sum()))
+        each = self._log_prob(slice(None), mean, nothing, 1.0)
+        return self.rows.shards.total(float(each.sum()))
 
     def as_good_as(self, best: Scales) -> list[Scales]:
         """Of what was tried, what the rows can't tell from the best.
@@ -210,6 +209,9 @@ class ValidationDensity:
                 mean = torch.cat([mean for _, mean, _ in parts[i]])
                 covariance = torch.cat([covariance for _, _, covariance in parts[i]])
                 self.tried[scales] = self._tried(slice(None), mean, covariance)
+                if not any(scales):
+                    each = self._log_prob(slice(None), mean, covariance, self.mean_scale)
+                    self.initial_value = self.rows.shards.total(float(each.sum()))
                 totals[i] = float(self.tried[scales].each.sum())
         self.set((0.0,) * len(self.factors))
         own = torch.tensor(totals, dtype=torch.float64, device=self.rows.outputs.device)
@@ -278,11 +280,15 @@ class ValidationDensity:
                 likelihood, targets, weights, mean, covariance,
                 shards=self.rows.shards, start=scale, typical=_TYPICAL_SCALE,
             )  # fmt: skip
-        scaled, location = likelihood.with_scaled_mean(mean, scale)
+        return Tried(self._log_prob(rows, mean, covariance, scale), scale)
+
+    def _log_prob(self, rows: slice, mean: Tensor, covariance: Tensor, scale: float) -> Tensor:
+        """Weighted log predictive density of each row, (n,)."""
+        likelihood, location = self.laplace.likelihood.with_scaled_mean(mean, scale)
         generator = torch.Generator(mean.device).manual_seed(self.seed)
-        predictive = scaled.predictive(location, covariance, self.method, generator=generator)
-        each = predictive.log_prob(targets)
-        return Tried(each if weights is None else weights * each, scale)
+        predictive = likelihood.predictive(location, covariance, self.method, generator=generator)
+        each = predictive.log_prob(self.rows.targets[rows])
+        return each if self.rows.weights is None else self.rows.weights[rows] * each
 
     def _scaled_rows(self) -> Iterator[tuple[slice, ScaledRows]]:
         assert self.spectrum is not None
