@@ -27,10 +27,17 @@ def versions() -> dict[str, str]:
 
 
 class Contender:
-    """Class probabilities of test and other images, seconds of each step, and peak memory."""
+    """Class probabilities of test and other images, seconds of each step, and peak memory.
+
+    Weights of the case's ``fixed`` kinds of modules, names with commas, are not uncertain.
+    """
 
     def __init__(self, case: dict[str, Any], data: dict[str, Any]) -> None:
         self._network, x = set_up(case, data)
+        torch.set_default_dtype(x.dtype)
+        for module in self._network.modules():
+            if type(module).__name__ in case.get("fixed", "").split(","):
+                module.requires_grad_(False)
         self._train = TensorDataset(x, torch.from_numpy(data["y"]))
         self._test, self._outside = (torch.from_numpy(data[k]) for k in ("test_x", "outside_x"))
         self._case = case

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -46,3 +47,19 @@ def bytes_of(value: Any) -> int:
         storage = tensor.untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
+
+
+class Laps:
+    """Seconds of the steps of some work, one after the other."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._clock = time.perf_counter()
+
+    def __call__(self, step: str) -> None:
+        now = time.perf_counter()
+        self._seconds[step], self._clock = now - self._clock, now
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By "seconds <step>"."""
+        return {f"seconds {step}": torch.tensor(value) for step, value in self._seconds.items()}
