@@ -29,7 +29,8 @@ def versions() -> dict[str, str]:
 class Contender:
     """Class probabilities of test and other images, seconds of each step, and peak memory.
 
-    Weights of the case's ``fixed`` kinds of modules, names with commas, are not uncertain.
+    ``batch`` rows at a time, for the fit ``fit_batch`` if the case has it. Weights of its ``fixed``
+    kinds of modules, names with commas, are not uncertain.
     """
 
     def __init__(self, case: dict[str, Any], data: dict[str, Any]) -> None:
@@ -60,7 +61,7 @@ class Contender:
                 subset_of_weights=case["subset"],
                 hessian_structure=case["structure"],
             )
-            posterior.fit(DataLoader(self._train, case["batch"]))
+            posterior.fit(DataLoader(self._train, case.get("fit_batch", case["batch"])))
             lap("fit")
             posterior.optimize_prior_precision()
             lap("tune")
