@@ -50,7 +50,7 @@ from harness.rounds import Contender, Field, Result, Schedule
 
 NETWORK, TEMPERATURE = reports.NETWORK, "temperature"
 WHOLE_BATCH, BATCH = 1500, 64  # laplace-torch is fitted to up to so many rows at once
-_SECONDS = 1800.0
+_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
