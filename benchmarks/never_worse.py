@@ -14,7 +14,8 @@ each, in turn:
                          "validation" with .optimize_hyperparameters(validation=...)
 
 "temperature" and "validation" know the validation rows, the others don't. Test NLL, ECE, accuracy;
-AUROC of telling rows that lie outside from test rows by the entropy of the predictive.
+AUROC of telling rows that lie outside from test rows by the entropy of the predictive; seconds of
+the processor, so that what else the machine does plays no part.
 
 Every result is a file of its own, `<raw>/<case>/<split>/<contender>.json`. What is there is not
 done again (`--again`: it is), so that a run can be stopped and goes on; the report is of all files
@@ -76,7 +77,12 @@ def contenders() -> list[Contender]:
         for name in (NETWORK, TEMPERATURE)
     ]
     for name, subset in (("last", "last_layer"), ("all", "all")):
-        options = {"subset": subset, "structure": "kron", "fixed": "BatchNorm2d,LayerNorm"}
+        options = {
+            "subset": subset,
+            "structure": "kron",
+            "fixed": "BatchNorm2d,LayerNorm",
+            "clock": "processor",
+        }
         made.append(
             Contender(f"laplace-torch {name}", "contenders.images_laplace", peers.LAPLACE, options)
         )
@@ -104,7 +110,8 @@ def scored(problem: cases.Problem, result: Result) -> reports.Found:
         found[f"auroc {name}"] = scores.auroc(inside, part)
     numbers = {name: value for name, value in arrays.items() if value.ndim == 0}
     found |= {name: float(value) for name, value in numbers.items()}
-    found["warnings"] = [str(text) for text in arrays.get("warnings", ())]
+    for name in ("warnings", "inference"):
+        found[name] = [str(text) for text in arrays.get(name, ())]
     return found
 
 

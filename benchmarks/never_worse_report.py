@@ -18,7 +18,7 @@ LIMITS = (0.01, 0.03)  # nats a row worse than the network: marked by one and tw
 _SCORES = ("ece", "accuracy", "auroc")
 _STEPS = ("fit", "tune", "predict")
 
-Found = dict[str, Any]  # numbers by name, "warnings" and "failure" besides
+Found = dict[str, Any]  # numbers by name; "failure", or "warnings" and "inference"
 Results = dict[str, dict[str, dict[int, Found]]]  # case, contender, split
 
 
@@ -79,9 +79,10 @@ def _rows(results: Results) -> Iterator[list[str]]:
         for contender, splits in contenders.items():
             fine = values(splits, "nll")
             if not fine:
-                yield [name, contender, "failed", *["–"] * 13]
+                yield [name, contender, "failed", *["–"] * 14]
                 continue
             differences = excess(results, name, contender) if contender != NETWORK else []
+            kinds = [kind for found in splits.values() for kind in found.get("inference", ())]
             warned = sum(bool(found.get("warnings")) for found in splits.values())
             yield [
                 name,
@@ -95,6 +96,7 @@ def _rows(results: Results) -> Iterator[list[str]]:
                 _median(values(splits, "precision"), ".3g"),
                 _median(values(splits, "mean_scale"), ".3g"),
                 _median(values(splits, "temperature"), ".3g"),
+                ", ".join(dict.fromkeys(kinds)).replace("_", " "),
                 str(warned) if warned else "",
             ]
 
@@ -115,6 +117,7 @@ def score_table(results: Results) -> str:
         "precision",
         "mean scale",
         "temperature",
+        "inference",
         "warned",
     ]
     return table.markdown_table(header, list(_rows(results)))
@@ -178,8 +181,8 @@ def report(results: Results, field: Field) -> str:
         "NLL minus that of the network: on how many cases (means over splits) and on how many "
         "single splits it is larger than a limit.",
         summary(results),
-        "Mean ± standard error over splits; seconds, precision, mean scale and temperature: "
-        "median.",
+        "Mean ± standard error over splits; processor's seconds, precision, mean scale and "
+        "temperature: median.",
         score_table(results),
         remarks(results),
     ]

@@ -8,6 +8,7 @@ Sun and Weinberger, 2017, "On calibration of modern neural networks", section 4.
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def best_temperature(outputs: Tensor, y: Tensor) -> float:
 
 
 class Contender:
-    """Class probabilities of test rows and of those outside, seconds, and the temperature.
+    """Class probabilities of test and outside rows, processor's seconds, and the temperature.
 
     With the case's ``scaled`` the temperature is chosen, else it is 1.
     """
@@ -48,7 +49,7 @@ class Contender:
 
     @torch.no_grad()
     def work(self) -> dict[str, Tensor]:
-        lap, temperature = Laps(), 1.0
+        lap, temperature = Laps(time.process_time), 1.0
         lap("fit")
         if self._scaled:
             temperature = best_temperature(self._network(self._x).double(), self._y)

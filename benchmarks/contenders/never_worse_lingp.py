@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from typing import Any
 
@@ -25,7 +26,7 @@ def first_words(raised: list[warnings.WarningMessage]) -> list[str]:
 
 
 class Contender:
-    """Class probabilities of test rows and of those outside, seconds, hyperparameters, warnings.
+    """Class probabilities of test and outside rows, processor's seconds, hyperparameters, warnings.
 
     The case's ``arguments`` are keywords of `LinearizedGP`; its ``tuning`` is "none", "evidence"
     or "validation", `optimize_hyperparameters` without or with the validation rows, and no other
@@ -40,7 +41,7 @@ class Contender:
         self._arguments, self._tuning = case["arguments"], case["tuning"]
 
     def work(self) -> dict[str, np.ndarray]:
-        lap = Laps()
+        lap = Laps(time.process_time)
         with warnings.catch_warnings(record=True) as raised:
             warnings.simplefilter("always")
             gp = lingp.LinearizedGP(self._network, "categorical", **self._arguments)
@@ -59,6 +60,7 @@ class Contender:
             "outside": outside.numpy(),
             "precision": gp.prior.precision.detach().mean().numpy(),
             "mean_scale": np.array(float(getattr(gp, "mean_scale", 1.0))),
+            "inference": np.array([gp.inference_choice.space]),
             "warnings": np.array(first_words(raised), dtype=np.str_),
             **{name: value.numpy() for name, value in lap.tensors().items()},
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -50,15 +50,18 @@ def bytes_of(value: Any) -> int:
 
 
 class Laps:
-    """Seconds of the steps of some work, one after the other."""
+    """Seconds of the steps of some work, one after the other.
 
-    def __init__(self) -> None:
+    `clock` is `time.process_time` where what else the machine does shall play no part.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._seconds: dict[str, float] = {}
-        self._clock = time.perf_counter()
+        self._clock, self._last = clock, clock()
 
     def __call__(self, step: str) -> None:
-        now = time.perf_counter()
-        self._seconds[step], self._clock = now - self._clock, now
+        now = self._clock()
+        self._seconds[step], self._last = now - self._last, now
 
     def tensors(self) -> dict[str, Tensor]:
         """By "seconds <step>"."""
