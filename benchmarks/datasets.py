@@ -125,8 +125,8 @@ def regression(where: Path, name: str, index: int) -> Split:
     return Split(*parts, target_mean=mean, target_std=std)
 
 
-def images(where: Path, name: str, *sizes: int) -> list[Rows]:
-    """Disjoint random parts of a set of images, the same ones every time.
+def images(where: Path, name: str, *sizes: int, seed: int = 0) -> list[Rows]:
+    """Disjoint random parts of a set of images, the same ones for the same seed.
 
     Parameters
     ----------
@@ -136,6 +136,8 @@ def images(where: Path, name: str, *sizes: int) -> list[Rows]:
         "mnist" or "notmnist".
     *sizes
         Of each part.
+    seed
+        Of the random order.
 
     Returns
     -------
@@ -146,6 +148,6 @@ def images(where: Path, name: str, *sizes: int) -> list[Rows]:
         pixels, labels = file["images"], file["labels"].astype(np.int64)
     if sum(sizes) > len(labels):
         raise ValueError(f"{name} has {len(labels)} images, {sum(sizes)} were asked for")
-    order = np.random.default_rng(0).permutation(len(labels))
+    order = np.random.default_rng(seed).permutation(len(labels))
     parts = np.split(order, np.cumsum(sizes))[: len(sizes)]
     return [Rows(pixels[rows, None].astype(np.float32) / 255, labels[rows]) for rows in parts]

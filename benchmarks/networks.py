@@ -8,7 +8,7 @@ processes as arrays.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,23 @@ def lenet(outputs: int = 10) -> nn.Module:
     )
 
 
+def batchnorm_cnn(outputs: int = 10) -> nn.Module:
+    """Two 3 x 3 convolutions with BatchNorm, for 1 x 8 x 8 images: 6,379 weights."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 19),
+        nn.ReLU(),
+        nn.Linear(19, outputs),
+    )
+
+
 class ResidualBlock(nn.Module):
     """Two 3 x 3 convolutions with BatchNorm, and a shortcut (1 x 1 where shapes change)."""
 
@@ -68,9 +85,11 @@ class ResidualBlock(nn.Module):
 class ResNet(nn.Module):
     """ResNet-8 for 3 x 32 x 32 images: stem, three residual blocks, mean over pixels, head."""
 
-    def __init__(self, widths: tuple[int, ...] = (16, 32, 64), outputs: int = 10) -> None:
+    def __init__(
+        self, widths: Sequence[int] = (16, 32, 64), outputs: int = 10, channels: int = 3
+    ) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
+        self.stem = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(widths[0])
         before = (widths[0], *widths[:-1])
         self.blocks = nn.Sequential(
@@ -101,9 +120,31 @@ class Transformer(nn.Module):
         return self.head(self.encoder(x).mean(dim=1))
 
 
+class RowTransformer(nn.Module):
+    """A `Transformer` whose tokens are the rows of 1 x length x features images."""
+
+    def __init__(
+        self, length: int = 8, features: int = 8, width: int = 16, outputs: int = 10
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Linear(features, width)
+        self.positions = nn.Parameter(0.1 * torch.randn(length, width))
+        self.transformer = Transformer(width, heads=2, hidden=2 * width, outputs=outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.transformer(self.embedding(x.squeeze(1)) + self.positions)
+
+
 def build(architecture: Mapping[str, Any]) -> nn.Module:
     """The network a description names, in evaluation mode."""
-    makers = {"mlp": mlp, "lenet": lenet, "resnet": ResNet, "transformer": Transformer}
+    makers = {
+        "mlp": mlp,
+        "lenet": lenet,
+        "batchnorm_cnn": batchnorm_cnn,
+        "resnet": ResNet,
+        "transformer": Transformer,
+        "row_transformer": RowTransformer,
+    }
     options = dict(architecture)
     network = makers[options.pop("kind")](**options)
     return network.eval()

@@ -19,7 +19,7 @@ from laplace import Laplace
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from contenders.torch_tools import package_versions, set_up
+from contenders.torch_tools import Laps, package_versions, set_up
 
 
 def versions() -> dict[str, str]:
@@ -27,23 +27,25 @@ def versions() -> dict[str, str]:
 
 
 class Contender:
-    """Class probabilities of test and other images, seconds of each step, and peak memory."""
+    """Class probabilities of test and other images, seconds of each step, and peak memory.
+
+    ``batch`` rows at a time, for the fit ``fit_batch`` if the case has it. Weights of its ``fixed``
+    kinds of modules, names with commas, are not uncertain; its ``clock`` may be "processor".
+    """
 
     def __init__(self, case: dict[str, Any], data: dict[str, Any]) -> None:
         self._network, x = set_up(case, data)
+        torch.set_default_dtype(x.dtype)
+        for module in self._network.modules():
+            if type(module).__name__ in case.get("fixed", "").split(","):
+                module.requires_grad_(False)
         self._train = TensorDataset(x, torch.from_numpy(data["y"]))
         self._test, self._outside = (torch.from_numpy(data[k]) for k in ("test_x", "outside_x"))
         self._case = case
 
     def work(self) -> dict[str, Tensor]:
-        seconds = {}
-        clock = time.perf_counter()
-
-        def lap(step: str) -> None:
-            nonlocal clock
-            now = time.perf_counter()
-            seconds[step], clock = now - clock, now
-
+        processor = self._case.get("clock") == "processor"
+        lap = Laps(time.process_time if processor else time.perf_counter)
         case = self._case
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -53,7 +55,7 @@ class Contender:
                 subset_of_weights=case["subset"],
                 hessian_structure=case["structure"],
             )
-            posterior.fit(DataLoader(self._train, case["batch"]))
+            posterior.fit(DataLoader(self._train, case.get("fit_batch", case["batch"])))
             lap("fit")
             posterior.optimize_prior_precision()
             lap("tune")
@@ -67,7 +69,7 @@ class Contender:
             "outside": outside,
             "precision": posterior.prior_precision.mean(),
             "peak": torch.tensor(peak),
-            **{f"seconds {step}": torch.tensor(value) for step, value in seconds.items()},
+            **lap.tensors(),
         }
 
     def _probabilities(self, posterior: Any, x: Tensor) -> Tensor:

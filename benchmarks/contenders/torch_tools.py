@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -46,3 +47,22 @@ def bytes_of(value: Any) -> int:
         storage = tensor.untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
+
+
+class Laps:
+    """Seconds of the steps of some work, one after the other.
+
+    `clock` is `time.process_time` where what else the machine does shall play no part.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._seconds: dict[str, float] = {}
+        self._clock, self._last = clock, clock()
+
+    def __call__(self, step: str) -> None:
+        now = self._clock()
+        self._seconds[step], self._last = now - self._last, now
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By "seconds <step>"."""
+        return {f"seconds {step}": torch.tensor(value) for step, value in self._seconds.items()}
