@@ -64,9 +64,12 @@ class Ours:
 
 
 OURS = (
-    Ours("lingp scale 1", "none", {}),
-    Ours("lingp scale 1 evidence", "evidence", {}),
-    Ours("lingp scale 1 validation", "validation", {}),
+    Ours("lingp scale 1", "none", {"mean_scale": 1.0}),
+    Ours("lingp scale 1 evidence", "evidence", {"mean_scale": 1.0}),
+    Ours("lingp scale 1 validation", "validation", {"mean_scale": 1.0}),
+    Ours("lingp", "none", {}),
+    Ours("lingp evidence", "evidence", {}),
+    Ours("lingp validation", "validation", {}),
 )
 
 
