@@ -45,12 +45,16 @@ class InferenceChoice:
         nothing was chosen here or there are none.
     bytes
         What the method takes at its peak, as counted; 0 for the user's own.
+    flops
+        Of the posterior, the evidence and predictions for as many rows as there are data, as
+        counted; 0 for the user's own.
     """
 
     space: str
     reason: str
     num_inducing: int | None = None
     bytes: float = 0.0
+    flops: float = 0.0
 
     def __str__(self) -> str:
         return self.reason
@@ -127,7 +131,7 @@ def choose_inference(
     points = {"sparse": inducing, "iterative": preconditioner}.get(space)
     where = "" if points is None else f" with {points} inducing inputs"
     reason = f"{_words(space)}{where} ({why}): {sizes}; {counted}"
-    return InferenceChoice(space, reason, points, costs[space].tuning_bytes)
+    return InferenceChoice(space, reason, points, costs[space].tuning_bytes, costs[space].flops)
 
 
 def _best(

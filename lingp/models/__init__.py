@@ -1,5 +1,6 @@
 """Models: the front door and what it returns."""
 
+from lingp.models.doubts import PosteriorWarning
 from lingp.models.inducing_kernel import InducingPointNTKernel
 from lingp.models.joint import JointPrediction
 from lingp.models.linearized_gp import LinearizedGP
@@ -14,6 +15,7 @@ __all__ = [
     "LeaveOneOutPrediction",
     "LinearizedGP",
     "LinearizedSVGP",
+    "PosteriorWarning",
     "Prediction",
     "PriorMean",
     "WhitenedStrategy",

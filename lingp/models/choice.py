@@ -27,6 +27,7 @@ from lingp.inference import (
 )
 from lingp.inference.expected_sites import TYPICAL
 from lingp.inference.mean_scale import MeanScale
+from lingp.inference.speed import seconds_for
 from lingp.likelihoods import Likelihood, QuadraticLikelihood
 from lingp.operators import row_flops
 from lingp.priors import Prior
@@ -44,6 +45,7 @@ class Bindable(Protocol):
 Inference = Literal["auto"] | Space | InferenceMethod | Bindable
 
 _NUM_NEWTON = 10  # posteriors on the way to a mode
+_WORTH_SAYING = 2.0  # seconds
 _MEMORY_SHARE = 0.8  # of what is free, when the user names no budget
 _DENSE_SHARE = 1 / 8  # of the budget, for pieces that are written out
 _DENSE_LIMIT = 1 << 28  # bytes; larger pieces are no faster
@@ -174,9 +176,11 @@ def workload(
     )
 
 
-def announce(choice: InferenceChoice) -> None:
-    """Say what was chosen, where progress bars go."""
-    sys.stderr.write(f"inference: {choice}\n")
+def announce(choice: InferenceChoice, dtype: torch.dtype, device: torch.device) -> None:
+    """Say what was chosen, and how long it takes where that is seconds, where progress bars go."""
+    seconds = seconds_for(choice.flops, dtype, device)
+    time = "" if seconds < _WORTH_SAYING else f"; about {seconds:.0f} s in all"
+    sys.stderr.write(f"inference: {choice}{time}\n")
 
 
 def _held(training: TrainingSet) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from typing_extensions import Self
 
-from lingp.inference import InferenceChoice, LinearizedLaplace, Mean
+from lingp.inference import Blocks, InferenceChoice, LinearizedLaplace, Mean
 from lingp.inference.laplace import Sites
 from lingp.inference.mean_scale import MeanScale
 from lingp.inference.origin import Origin
@@ -31,6 +31,7 @@ from lingp.models.choice import (
     memory_for,
 )
 from lingp.models.class_weights import ClassWeight
+from lingp.models.doubts import warn_of_posterior
 from lingp.models.fitting import FittedData, Missing
 from lingp.models.intake import as_row_numbers
 from lingp.priors import Prior, as_prior
@@ -224,7 +225,7 @@ class ConditionedNetwork:
             check_ranks(self.shards, data.training, self.prior, self.likelihood, self._options())
             self._condition(data)
             if progress and self.inference == "auto" and self.shards.rank == 0:
-                announce(self.inference_choice)
+                announce(self.inference_choice, self.dtype, self.linearized.device)
             if prepare:
                 self._prepare()
         return self
@@ -339,13 +340,18 @@ class ConditionedNetwork:
     def _prepare(self) -> None:
         """Make the posterior where it takes all ranks, so that each can then predict for itself.
 
-        And that of class labels, which takes the time of several.
+        And that of class labels, which takes the time of several; what is found to be wrong with it
+        is said.
         """
-        if not self.shards.alone or self.likelihood.saturates:
+        labels = self.likelihood.saturates and not isinstance(self.inference, Blocks)
+        if not self.shards.alone or labels:
             laplace = self.laplace
             laplace.posterior()
             laplace.weight_shift()
+        if labels:
             laplace.scale_of_mean()
+            if self._tuned_scale is None:
+                warn_of_posterior(laplace)
 
     def _options(self) -> dict[str, object]:
         """What has to be the same on all ranks, besides the hyperparameters."""

@@ -21,6 +21,7 @@ from lingp.inference.mode import Mode
 from lingp.inference.restoring import restored_on_error
 from lingp.linearization.inputs import num_rows
 from lingp.models.covariance import PosteriorCovariance
+from lingp.models.doubts import warn_of_evidence
 from lingp.models.intake import as_inputs, as_known, validation_batches
 from lingp.models.joint import JointPrediction, joint_prediction
 from lingp.models.latents import Latents
@@ -283,6 +284,8 @@ class LinearizedGP(StorableNetwork):
                 generator=generator,
             )
             self._tuned_scale = None
+            if self.likelihood.saturates and result.objective == "evidence":
+                warn_of_evidence(laplace, result.value)
             self._prepare()
         return result
 
