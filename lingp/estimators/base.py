@@ -335,7 +335,7 @@ class LinearizedGPEstimator(BaseEstimator):
             noise = torch.maximum(left.clamp(min=_LEAST), 2 * least.to(left))
             likelihood.noise = noise.reshape(likelihood.noise.shape)
         gp.optimize_hyperparameters(generator=problem.generator)
-        return gp
+        return gp.prepare()
 
     def _more(self, rows: np.ndarray, targets: np.ndarray) -> Self:
         """Condition on more rows; nothing is trained."""

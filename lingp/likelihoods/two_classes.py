@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from lingp.likelihoods.bernoulli import Bernoulli
 from lingp.likelihoods.predictives.elementwise import ElementwisePredictive
-from lingp.likelihoods.predictives.softmax import SoftmaxMoments
 
 
-def integrate_two(mean: Tensor, covariance: Tensor) -> SoftmaxMoments:
+def integrate_two(mean: Tensor, covariance: Tensor) -> TwoClassMoments:
     """Moments of softmax(f) by adaptive quadrature over f_1 - f_0.
 
     Parameters
@@ -23,12 +25,36 @@ def integrate_two(mean: Tensor, covariance: Tensor) -> SoftmaxMoments:
     """
     difference = mean[:, 1:] - mean[:, :1]
     spread = covariance[:, 1, 1] + covariance[:, 0, 0] - 2 * covariance[:, 0, 1]
-    predictive = ElementwisePredictive(Bernoulli(), difference, spread[:, None, None])
-    ones = torch.ones_like(difference)
-    log_probs = [predictive.log_prob_each(label * ones) for label in (0, 1)]
-    epistemic = predictive.epistemic_variance.expand(-1, 2)
-    entropies = predictive.expectation(_binary_entropy).squeeze(-1)
-    return SoftmaxMoments(torch.cat(log_probs, -1), epistemic, entropies)
+    return TwoClassMoments(ElementwisePredictive(Bernoulli(), difference, spread[:, None, None]))
+
+
+@dataclass(frozen=True)
+class TwoClassMoments:
+    """`LabelMoments` of two classes, each by its own quadrature, when it is asked for.
+
+    Attributes
+    ----------
+    second
+        The predictive of the second class's indicator.
+    """
+
+    second: ElementwisePredictive
+
+    @cached_property
+    def log_probs(self) -> Tensor:
+        """Log E p, (B x 2)."""
+        ones = torch.ones_like(self.second.location)
+        return torch.cat([self.second.log_prob_each(label * ones) for label in (0, 1)], -1)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Var p, (B x 2)."""
+        return self.second.epistemic_variance.expand(-1, 2)
+
+    @cached_property
+    def expected_entropy(self) -> Tensor:
+        """E of the entropy of p, (B,)."""
+        return self.second.expectation(_binary_entropy).squeeze(-1)
 
 
 def _binary_entropy(f: Tensor) -> Tensor:

@@ -87,6 +87,7 @@ class ConditionedNetwork:
         self._mean: Mean = mean
         self._sites = sites
         self._mean_scale = check_mean_scale(mean_scale)
+        self._prepares = True  # posteriors of class labels, as soon as they can be made
         self._tuned_scale: float | None = None  # of validation data, for the hyperparameters then
         self._data: FittedData | None = None
         self._laplace: LinearizedLaplace | None = None
@@ -190,9 +191,8 @@ class ConditionedNetwork:
         progress
             Whether work that takes more than seconds, now or later, shows a progress bar.
         prepare
-            Whether the posterior of class labels, which takes the time of about five, is made now.
-            False: when it is needed, as others are, which saves time where hyperparameters are
-            changed first.
+            Whether the posterior of class labels, which takes the time of about five, is made as
+            soon as data or hyperparameters change. False: when it is needed, or by `prepare`.
 
         Returns
         -------
@@ -205,7 +205,7 @@ class ConditionedNetwork:
         """
         memory = self._memory()
         with restored_on_error(*self._state()):
-            self._tuned_scale = None
+            self._tuned_scale, self._prepares = None, prepare
             data = FittedData(
                 self.linearized,
                 self.likelihood,
@@ -226,8 +226,27 @@ class ConditionedNetwork:
             self._condition(data)
             if progress and self.inference == "auto" and self.shards.rank == 0:
                 announce(self.inference_choice, self.dtype, self.linearized.device)
-            if prepare:
-                self._prepare()
+            self._prepare()
+        return self
+
+    def prepare(self) -> Self:
+        """Make the posterior now, which otherwise waits until it is needed, and say what is odd.
+
+        Returns
+        -------
+        self
+
+        Warns
+        -----
+        PosteriorWarning
+            If predictions of class labels will likely be worse than they need be.
+        """
+        laplace = self.laplace
+        laplace.posterior()
+        laplace.weight_shift()
+        laplace.scale_of_mean()
+        if self.likelihood.saturates and self._tuned_scale is None:
+            warn_of_posterior(laplace)
         return self
 
     def add_data(self, X: Any, y: Any = None, *, sample_weight: Any = None) -> Self:
@@ -338,20 +357,13 @@ class ConditionedNetwork:
         self._data, self._laplace, self._choice = data, laplace, choice
 
     def _prepare(self) -> None:
-        """Make the posterior where it takes all ranks, so that each can then predict for itself.
+        """Make posteriors that take all ranks, each of which can then predict for itself.
 
-        And that of class labels, which takes the time of several; what is found to be wrong with it
-        is said.
+        And those of class labels, which take the time of several.
         """
         labels = self.likelihood.saturates and not isinstance(self.inference, Blocks)
-        if not self.shards.alone or labels:
-            laplace = self.laplace
-            laplace.posterior()
-            laplace.weight_shift()
-        if labels:
-            laplace.scale_of_mean()
-            if self._tuned_scale is None:
-                warn_of_posterior(laplace)
+        if not self.shards.alone or (labels and self._prepares):
+            self.prepare()
 
     def _options(self) -> dict[str, object]:
         """What has to be the same on all ranks, besides the hyperparameters."""

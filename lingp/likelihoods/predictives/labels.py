@@ -13,7 +13,7 @@ from torch import Tensor
 from lingp.likelihoods.predictives.base import Predictive
 from lingp.likelihoods.predictives.draws import AffineMixture, draw_latents
 from lingp.likelihoods.predictives.importance import log_evidence, product_or_joint
-from lingp.likelihoods.predictives.softmax import SoftmaxMoments
+from lingp.likelihoods.predictives.softmax import LabelMoments
 from lingp.likelihoods.targets import split_missing
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class LabelPredictive(Predictive):
     location: Tensor
     covariance: Tensor
     num_classes: int
-    method: Callable[[Tensor, Tensor], SoftmaxMoments]
+    method: Callable[[Tensor, Tensor], LabelMoments]
 
     @cached_property
     def _labels(self) -> int:
@@ -55,7 +55,7 @@ class LabelPredictive(Predictive):
         return self.location.shape[-1] // self.num_classes
 
     @cached_property
-    def _moments(self) -> SoftmaxMoments:
+    def _moments(self) -> LabelMoments:
         """Of every label, (N·L x K)."""
         shape = (-1, self._labels, self.num_classes)
         blocks = self.covariance.unflatten(-1, shape[1:]).unflatten(-3, shape[1:])

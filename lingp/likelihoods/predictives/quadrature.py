@@ -47,6 +47,7 @@ _HALF_GAUSS = (
 )
 NUM_NODES = 15
 _MAX_HALVINGS = 60
+_MOST_PENDING = 256  # panels of a row that are halved at a time
 _CHUNK = 2**21  # scalars per tensor: stays in cache, and a dozen temporaries stay below 256 MB
 
 Integrand = Callable[[Tensor, Tensor], Tensor]
@@ -138,6 +139,8 @@ def adapt(integrand: Integrand, breakpoints: Tensor, tolerance: float | None = N
         total = settled + sums.index_add(-2, pending.rows, magnitude)
         bad = error > tolerance * total.index_select(-2, pending.rows)
         keep = ~bad.movedim(-2, 0).flatten(1).any(1)
+        # halving helps near a step or a peak; a row of which all panels need it is rounding noise
+        keep |= torch.bincount(pending.rows, minlength=num_rows)[pending.rows] > _MOST_PENDING
         settled = settled + sums.index_add(-2, pending.rows[keep], magnitude[..., keep, :])
         done.append(pending.where(keep))
         if bool(keep.all()):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,9 +20,25 @@ from lingp.likelihoods.psd_root import psd_root
 NUM_QUASI = 4096
 
 
+class LabelMoments(Protocol):
+    """Of p = softmax(f): log E p (B x K), Var p (B x K), E of the entropy of p (B,)."""
+
+    @property
+    def log_probs(self) -> Tensor:
+        """Log E p."""
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Var p."""
+
+    @property
+    def expected_entropy(self) -> Tensor:
+        """E of the entropy of p."""
+
+
 @dataclass(frozen=True)
 class SoftmaxMoments:
-    """Of p = softmax(f).
+    """`LabelMoments` that are computed together.
 
     Attributes
     ----------
