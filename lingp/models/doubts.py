@@ -59,40 +59,41 @@ def constant_log_prob(data: DataTerm) -> float:
 
 
 def _doubts(laplace: LinearizedLaplace) -> Iterator[str]:
-    data, mean = laplace.data_term, laplace.mean_outputs()
-    posterior, shards = laplace.posterior(), data.shards
+    data, mean, posterior = laplace.data_term, laplace.mean_outputs(), laplace.posterior()
+    lost = flattening(data, mean, posterior, 1.0)
+    if data.shards.num_rows < _LEAST_ROWS or lost < _FLAT:
+        return
     left = sum(_total_variance(part) for part in posterior.at_data if part is not None)
-    share = shards.total(left) / shards.total(_total_variance(laplace.prior_covariance()))
-    if share > _WIDE and shards.num_rows >= _LEAST_ROWS:
+    share = data.shards.total(left) / data.shards.total(_total_variance(laplace.prior_covariance()))
+    if share > _WIDE:
+        cure = "Choose the prior by optimize_hyperparameters(validation=(X, y))"
+        if laplace.sites != "expected":
+            cure = 'Leave sites at "auto", which averages what they say over the posterior'
         yield (
             f"the posterior has {share:.0%} of the prior's variance at the training data, as if "
             "most of them had never been seen: the network is so sure of its labels that they say "
-            'next to nothing about the weights. Leave sites at "auto", which averages what they '
-            "say over the posterior"
+            f"next to nothing about the weights. {cure}"
         )
     if laplace.mean_scale != "matched":
         lost = flattening(data, mean, posterior, laplace.mean_scale)
         if lost > _FLAT:
             yield (
-                f"averaged over what the data leave open, predictions at rows left out are flatter "
+                "averaged over what the data leave open, predictions at rows left out are flatter "
                 f"than the network's by {lost:.2g} nats per row (mean_scale={laplace.mean_scale:g})"
-                '. mean_scale="matched" makes them as sure as the network; '
+                '. mean_scale="matched" makes them about as sure as the network; '
                 "optimize_hyperparameters(validation=(X, y)) as sure as they should be"
             )
         return
     right, count = _learned(data, mean)
     weights = laplace.training.num_parameters
-    if _LEAST_ROWS <= count < weights and right >= (1 - _LEARNED) * count:
-        lost = flattening(data, mean, posterior, 1.0)
-        if lost > _FLAT:
-            yield (
-                f"the network, of {weights} weights, has learned {right:.0f} of {count:.0f} labels "
-                "without error, so they don't tell whether it is too sure. Predictions are as sure "
-                f"as the network where there are data (mean scale {laplace.scale_of_mean():.3g}); "
-                f"the plain average would be {lost:.2g} nats per row less sure. Rows that the "
-                "network hasn't seen choose between the two: "
-                "optimize_hyperparameters(validation=(X, y))"
-            )
+    if count < weights and right >= (1 - _LEARNED) * count:
+        yield (
+            f"the network, of {weights} weights, has learned {right:.0f} of {count:.0f} labels "
+            "without error, so they don't tell whether it is too sure. Predictions are about as "
+            f"sure as the network where there are data (mean scale {laplace.scale_of_mean():.3g}); "
+            f"the plain average would be {lost:.2g} nats per row less sure. Rows that the network "
+            "hasn't seen choose between the two: optimize_hyperparameters(validation=(X, y))"
+        )
 
 
 def _total_variance(covariance: Tensor) -> float:
