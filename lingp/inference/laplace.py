@@ -31,7 +31,7 @@ from lingp.inference.expected_sites import (
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.features import Features
 from lingp.inference.implicit import attached_mode
-from lingp.inference.mean_scale import MeanScale, matched_scale
+from lingp.inference.mean_scale import Matched, MeanScale, matched_scale
 from lingp.inference.mode import Mode, WhitenedModel, newton_mode, solved_mode
 from lingp.inference.posterior import InferenceMethod, Posterior, features_of
 from lingp.inference.training_set import TrainingSet
@@ -86,7 +86,7 @@ class LinearizedLaplace:
         under the posterior (see `lingp.inference.expected_sites`). The evidence and everything
         that is differentiated takes it at the mean in the last case.
     mean_scale
-        s of predictions E p(y | s m + ε) of class labels, or "matched" (see
+        s of predictions E p(y | s m + ε) of class labels, or the rule that finds it (see
         `lingp.inference.mean_scale`). The posterior and the evidence don't depend on it.
     """
 
@@ -154,8 +154,8 @@ class LinearizedLaplace:
         return None if kept is None else kept.root
 
     def scale_of_mean(self) -> float:
-        """s, which is found at the current hyperparameters where it is "matched"."""
-        if self.mean_scale != "matched":
+        """s, which is found at the current hyperparameters where there is a rule."""
+        if not isinstance(self.mean_scale, Matched):
             return self.mean_scale
         posterior = self.posterior()
 
@@ -163,7 +163,7 @@ class LinearizedLaplace:
             return matched_scale(self.data_term, self.mean_outputs(), posterior)
 
         with torch.no_grad():
-            return self._matched.get((), match, (posterior,))
+            return self.mean_scale.factor * self._matched.get((), match, (posterior,))
 
     def mode(self) -> Mode:
         """The optimum of the linearised model, whatever `mean` is."""
@@ -188,7 +188,8 @@ class LinearizedLaplace:
             else:
                 cache = self._expected if self.sites == "expected" else self._posterior
             self._kept(cache, lambda: posterior)
-            self._matched.get((), lambda: scale, (posterior,))
+            factor = self.mean_scale.factor if isinstance(self.mean_scale, Matched) else 1.0
+            self._matched.get((), lambda: scale / factor, (posterior,))
             if mode is not None:
                 self._kept(self._mode, lambda: (mode, posterior))
 

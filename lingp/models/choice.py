@@ -26,7 +26,6 @@ from lingp.inference import (
     flop_limit,
 )
 from lingp.inference.expected_sites import TYPICAL
-from lingp.inference.mean_scale import MeanScale
 from lingp.inference.speed import seconds_for
 from lingp.likelihoods import Likelihood, QuadraticLikelihood
 from lingp.operators import row_flops
@@ -41,6 +40,8 @@ class Bindable(Protocol):
         """The method for these data within `memory` bytes."""
         ...
 
+
+MeanScaleOption = float | Literal["auto", "matched"]
 
 Inference = Literal["auto"] | Space | InferenceMethod | Bindable
 
@@ -61,7 +62,7 @@ def check_inference(inference: Inference) -> None:
         raise ValueError(f"inference: expected {listed} or an inference object, got {inference!r}")
 
 
-def check_mean_scale(value: MeanScale | Literal["auto"]) -> MeanScale | Literal["auto"]:
+def check_mean_scale(value: MeanScaleOption) -> MeanScaleOption:
     """Raise unless it is a rule or a positive number."""
     if value == "auto" or value == "matched":
         return value

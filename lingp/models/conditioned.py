@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from lingp.inference import Blocks, InferenceChoice, LinearizedLaplace, Mean
 from lingp.inference.laplace import Sites
-from lingp.inference.mean_scale import MeanScale
+from lingp.inference.mean_scale import Matched, MeanScale
 from lingp.inference.origin import Origin
 from lingp.inference.posterior import carried_over
 from lingp.inference.restoring import restored_on_error
@@ -22,6 +22,7 @@ from lingp.linearization import LinearizedNetwork, ParameterSelection
 from lingp.models.agreement import check_ranks
 from lingp.models.choice import (
     Inference,
+    MeanScaleOption,
     announce,
     check_inference,
     check_mean_scale,
@@ -56,7 +57,7 @@ class ConditionedNetwork:
         inference: Inference = "auto",
         mean: Mean = "network",
         sites: Sites | Literal["auto"] = "auto",
-        mean_scale: MeanScale | Literal["auto"] = "auto",
+        mean_scale: MeanScaleOption = "auto",
         dtype: torch.dtype = torch.float64,
         memory_budget: int | None = None,
         process_group: ProcessGroup | None = None,
@@ -88,7 +89,7 @@ class ConditionedNetwork:
         self._sites = sites
         self._mean_scale = check_mean_scale(mean_scale)
         self._prepares = True  # posteriors of class labels, as soon as they can be made
-        self._tuned_scale: float | None = None  # of validation data, for the hyperparameters then
+        self._sureness: float | None = None  # factor of the matched scale, by validation data
         self._data: FittedData | None = None
         self._laplace: LinearizedLaplace | None = None
         self._choice: InferenceChoice | None = None
@@ -109,25 +110,27 @@ class ConditionedNetwork:
     def mean_scale(self) -> float:
         """s of predictions E p(y | s m + ε) of class labels; settable, to a number or a rule.
 
-        "matched" finds it anew whenever hyperparameters or data change.
+        "matched" finds it anew whenever hyperparameters or data change; validation data make it
+        larger or smaller by a factor.
         """
         return self.laplace.scale_of_mean()
 
     @mean_scale.setter
-    def mean_scale(self, value: MeanScale | Literal["auto"]) -> None:
-        self._mean_scale, self._tuned_scale = check_mean_scale(value), None
+    def mean_scale(self, value: MeanScaleOption) -> None:
+        self._mean_scale, self._sureness = check_mean_scale(value), None
 
     def _scale_or_rule(self) -> MeanScale:
         """The number or rule for the likelihood as it is."""
-        if self._tuned_scale is not None:
-            return self._tuned_scale
-        if self._mean_scale == "auto":
-            return "matched" if self.likelihood.saturates else 1.0
-        if self._mean_scale != 1.0 and not self.likelihood.saturates:
+        labels = self.likelihood.saturates
+        if self._mean_scale == "auto" and not labels:
+            return 1.0
+        if self._mean_scale != 1.0 and not labels:
             raise ValueError(
                 f"mean_scale: got {self._mean_scale!r}, but {type(self.likelihood).__name__} is "
                 'not of class labels, for which it is made; leave it at "auto"'
             )
+        if isinstance(self._mean_scale, str):
+            return Matched(self._sureness or 1.0)
         return self._mean_scale
 
     @property
@@ -205,7 +208,7 @@ class ConditionedNetwork:
         """
         memory = self._memory()
         with restored_on_error(*self._state()):
-            self._tuned_scale, self._prepares = None, prepare
+            self._sureness, self._prepares = None, prepare
             data = FittedData(
                 self.linearized,
                 self.likelihood,
@@ -245,7 +248,7 @@ class ConditionedNetwork:
         laplace.posterior()
         laplace.weight_shift()
         laplace.scale_of_mean()
-        if self.likelihood.saturates and self._tuned_scale is None:
+        if self.likelihood.saturates and self._sureness is None:
             warn_of_posterior(laplace)
         return self
 

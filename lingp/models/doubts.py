@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lingp.inference import LinearizedLaplace
 from lingp.inference.data_term import DataTerm
-from lingp.inference.mean_scale import flattening
+from lingp.inference.mean_scale import Matched, flattening
 
 _WIDE = 0.9  # share of the prior's variance that data left, on average
 _FLAT = 0.1  # nats per label that the average takes
@@ -74,7 +74,7 @@ def _doubts(laplace: LinearizedLaplace) -> Iterator[str]:
             "most of them had never been seen: the network is so sure of its labels that they say "
             f"next to nothing about the weights. {cure}"
         )
-    if laplace.mean_scale != "matched":
+    if not isinstance(laplace.mean_scale, Matched):
         lost = flattening(data, mean, posterior, laplace.mean_scale)
         if lost > _FLAT:
             yield (

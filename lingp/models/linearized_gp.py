@@ -17,6 +17,7 @@ from lingp.inference import (
     tune_on_validation,
 )
 from lingp.inference.evidence import Evidence, evidence
+from lingp.inference.mean_scale import Matched
 from lingp.inference.mode import Mode
 from lingp.inference.restoring import restored_on_error
 from lingp.linearization.inputs import num_rows
@@ -283,7 +284,7 @@ class LinearizedGP(StorableNetwork):
                 num_restarts=num_restarts,
                 generator=generator,
             )
-            self._tuned_scale = None
+            self._sureness = None
             if self.likelihood.saturates and result.objective == "evidence":
                 warn_of_evidence(laplace, result.value)
             self._prepare()
@@ -331,7 +332,8 @@ class LinearizedGP(StorableNetwork):
             scale_mean=self.likelihood.saturates and isinstance(self._mean_scale, str),
             generator=generator,
         )
-        self._tuned_scale = result.mean_scale
+        if isinstance(laplace.mean_scale, Matched):
+            self._sureness = laplace.mean_scale.factor
         if absorb:
             self.add_data([batch[:2] if batch[2] is None else batch for batch in batches])
         else:

@@ -112,7 +112,7 @@ def save(gp: StorableNetwork, path: PathLike, include_data: IncludeData = "auto"
         "posterior": posterior_to_plain(posterior, with_root=with_data),
         "shift": to_plain(shift),
         "mean_scale": laplace.scale_of_mean(),
-        "tuned_scale": gp._tuned_scale,
+        "sureness": gp._sureness,
         "mode": None,
         "evidence": None,
         "left_out": None,
@@ -166,7 +166,7 @@ def load(
     gp.linearized.output_shape = torch.Size(content["output_shape"])
     hyperparameters.set_values(gp.prior, content["prior"], "prior")
     hyperparameters.set_values(gp.likelihood, content["likelihood"], "likelihood")
-    gp._tuned_scale = content["tuned_scale"]
+    gp._sureness = content["sureness"]
     if isinstance(gp.likelihood, FromDistribution):
         gp.likelihood.device = gp.linearized.device
     restore = _with_its_data if content["data"] is not None else _without_its_data

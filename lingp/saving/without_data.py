@@ -20,6 +20,7 @@ from lingp.inference import (
 )
 from lingp.inference.batches import Batch
 from lingp.inference.evidence import evidence
+from lingp.inference.mean_scale import Matched
 from lingp.inference.origin import Origin
 from lingp.inference.shards import Shards
 from lingp.likelihoods import CurvatureRoot, Likelihood
@@ -107,7 +108,7 @@ class LaplaceLeftOut(LinearizedLaplace):
     saved_posterior, saved_shift, saved_mode, saved_evidence
         What `posterior`, `weight_shift`, `mode` and `evidence` give.
     saved_scale
-        What the rule for `mean_scale` had found.
+        What `scale_of_mean` gives where there is a rule.
     """
 
     saved_posterior: Posterior | None = None
@@ -136,7 +137,7 @@ class LaplaceLeftOut(LinearizedLaplace):
 
     def scale_of_mean(self) -> float:
         self._check_same()
-        return self.saved_scale if self.mean_scale == "matched" else self.mean_scale
+        return self.saved_scale if isinstance(self.mean_scale, Matched) else self.mean_scale
 
     def mode(self) -> Mode:
         self._check_same()

@@ -14,6 +14,7 @@ from torch import nn
 
 from lingp.inference.mean_scale import (
     _WORTH,
+    Matched,
     best_scale,
     flattening,
     left_out_covariance,
@@ -129,11 +130,13 @@ def test_without_doubt_there_is_nothing_to_give_back(name):
 @pytest.mark.parametrize("mean", ["network", "refit"])
 def test_the_rule_follows_the_hyperparameters(mean):
     laplace = model("categorical", mean=mean, precision=0.05)
-    laplace.mean_scale = "matched"
+    laplace.mean_scale = Matched()
     before = laplace.scale_of_mean()
     assert laplace.scale_of_mean() == before
     laplace.prior.precision = 1e8
     assert laplace.scale_of_mean() == 1.0 < before
+    laplace.mean_scale = Matched(1.5)
+    assert laplace.scale_of_mean() == 1.5
     laplace.mean_scale = 2.5
     assert laplace.scale_of_mean() == 2.5
 

@@ -146,7 +146,7 @@ def test_validation_rows_make_it_as_sure_as_it_should_be(factor):
     x, y = drawn(100, 1)
     gp = LinearizedGP(Sharp(factor), "categorical").fit(x, y)
     result = gp.optimize_hyperparameters(validation=drawn(400, 2), absorb=False)
-    assert result.mean_scale == gp.mean_scale
+    assert result.mean_scale == pytest.approx(gp.mean_scale)
     assert result.value >= result.network_value
     x_test, y_test = drawn(2000, 3)
     with torch.no_grad():
@@ -164,10 +164,17 @@ def test_a_number_is_kept_and_a_rule_is_free():
     assert result.mean_scale is None
     assert kept.mean_scale == 2.0
     free = fitted("categorical")
-    found = free.optimize_hyperparameters(validation=drawn(30, 5))
-    assert free.mean_scale == found.mean_scale
+    matched = free.mean_scale
+    found = free.optimize_hyperparameters(validation=drawn(30, 5), absorb=False)
+    assert free.mean_scale == pytest.approx(found.mean_scale)
+    factor = free.laplace.mean_scale.factor
+    free.add_data(*drawn(60, 6))  # less is left open, so that less has to be given back
+    assert free.mean_scale < found.mean_scale
     free.mean_scale = "matched"
-    assert free.mean_scale != found.mean_scale
+    assert free.mean_scale < matched
+    assert factor * free.mean_scale < found.mean_scale
+    free.mean_scale = 2.0
+    assert free.mean_scale == 2.0
 
 
 @pytest.mark.parametrize("tuned", [False, True])

@@ -27,6 +27,7 @@ import torch
 
 from lingp.inference.batches import Batch
 from lingp.inference.laplace import LinearizedLaplace
+from lingp.inference.mean_scale import Matched
 from lingp.inference.progress import count
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.tuning.scale_search import Found, search_grid, search_uphill
@@ -129,7 +130,8 @@ def tune_on_validation(
     max_evaluations
         Most factors to try after the grid.
     scale_mean
-        Whether the mean of class labels is scaled too, as these rows like it best.
+        Whether the mean of class labels is scaled too, as these rows like it best; relative to the
+        rule, so that the model stays as sure when other things change.
     generator
         For predictive methods that draw: all factors are compared with the same draws.
 
@@ -177,7 +179,8 @@ def tune_on_validation(
     density.set(found.best)
     scale = density.tried[found.best].mean_scale if scale_mean else None
     if scale is not None:
-        laplace.mean_scale = scale
+        laplace.mean_scale = Matched()
+        laplace.mean_scale = Matched(scale / laplace.scale_of_mean())
     result = ValidationResult(
         found.initial_value,
         found.value - density.log_prior(found.best),
