@@ -22,7 +22,15 @@ def reset(gallery_conf, filename, when):
 class ReadingOrder:
     """From the simple to the special; what isn't named comes last, by name."""
 
-    NAMES = ("regression", "classification", "noise", "coverage", "influence", "how_it_works")
+    NAMES = (
+        "regression",
+        "classification",
+        "as_sure_as_the_network",
+        "noise",
+        "coverage",
+        "influence",
+        "how_it_works",
+    )
 
     def __init__(self, folder):
         self.folder = folder
