@@ -152,6 +152,8 @@ class ModelInTraining:
             memory_budget=self.memory_budget,
             parameters=self._parameters,
             mean=self._mean,
+            # the prior that kept the weights small while they learned says how sure to be
+            mean_scale=1.0,
         )
         return gp.fit(*self.data, progress=progress, prepare=False, **self._fit)
 
