@@ -182,16 +182,19 @@ class LinearizedGPEstimator(BaseEstimator):
         return problem.at(kept), problem.at(held)
 
     def _take_factor(self, network: nn.Module, problem: Problem, options: dict[str, Any]) -> None:
-        """Scale the prior by what predicts the rows best that another network hasn't learned."""
+        """Scale prior and mean as predicts those rows best that another network hasn't learned."""
         found = self.gp_, self.module_, self.history_, self.n_iter_
         kept, held = self._split(problem, _SHARE)
         self._learn(network, kept, False, options)
+        self.gp_.mean_scale = "matched"
         self._tune(held, absorb=False)
+        tuned = self.gp_.laplace.mean_scale
         self.gp_, self.module_, self.history_, self.n_iter_ = found
         assert self.validation_ is not None
         prior = self.gp_.prior
         with torch.no_grad():
             prior.precision = prior.precision / self.validation_.scales["prior variances"]
+        self.gp_.mean_scale = tuned
 
     def _evidence_misleads(self) -> bool:
         """Whether the rows don't say how sure predictions should be, so that others have to."""

@@ -41,7 +41,8 @@ verbose
         choose a factor for the prior's variances, before the Gaussian process learns from them too.
         None: none are held out. "auto": where a network of our own predicts 99 % of 1,000 labels or
         more right, they don't say how sure it should be. A second one is then trained on nine
-        tenths of the rows, to choose the factor; the network is that of all rows. (Not where rows
+        tenths of the rows, and the others choose the factor and the `mean_scale` of `LinearizedGP`;
+        the network is that of all rows. (Not where rows
         come later, nor where the prior is fixed.)
     module
         A network of your own instead, which gives logits: one for each class, in the order of

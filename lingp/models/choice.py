@@ -26,6 +26,7 @@ from lingp.inference import (
     flop_limit,
 )
 from lingp.inference.expected_sites import TYPICAL
+from lingp.inference.mean_scale import Matched, MeanScale
 from lingp.inference.speed import seconds_for
 from lingp.likelihoods import Likelihood, QuadraticLikelihood
 from lingp.operators import row_flops
@@ -182,6 +183,15 @@ def announce(choice: InferenceChoice, dtype: torch.dtype, device: torch.device) 
     seconds = seconds_for(choice.flops, dtype, device)
     time = "" if seconds < _WORTH_SAYING else f"; about {seconds:.0f} s in all"
     sys.stderr.write(f"inference: {choice}{time}\n")
+
+
+def announce_scale(rule: MeanScale, scale: float) -> None:
+    """Say how the mean of class labels is scaled where the data have decided it."""
+    if isinstance(rule, Matched):
+        sys.stderr.write(
+            f"class labels: mean scaled by {scale:.3g}, with which predictions are about as sure "
+            "as the network where there are data\n"
+        )
 
 
 def _held(training: TrainingSet) -> float:

@@ -24,6 +24,7 @@ from lingp.models.choice import (
     Inference,
     MeanScaleOption,
     announce,
+    announce_scale,
     check_inference,
     check_mean_scale,
     choose_method,
@@ -108,7 +109,9 @@ class ConditionedNetwork:
 
     @property
     def mean_scale(self) -> float:
-        """s of predictions E p(y | s m + ε) of class labels; settable, to a number or a rule.
+        """s of predictions E p(y | s m + ε) of class labels; settable.
+
+        To a number, to a rule, or to that of another GP, `other.laplace.mean_scale`.
 
         "matched" finds it anew whenever hyperparameters or data change; validation data make it
         larger or smaller by a factor.
@@ -116,8 +119,11 @@ class ConditionedNetwork:
         return self.laplace.scale_of_mean()
 
     @mean_scale.setter
-    def mean_scale(self, value: MeanScaleOption) -> None:
-        self._mean_scale, self._sureness = check_mean_scale(value), None
+    def mean_scale(self, value: MeanScaleOption | Matched) -> None:
+        if isinstance(value, Matched):
+            self._mean_scale, self._sureness = "matched", value.factor
+        else:
+            self._mean_scale, self._sureness = check_mean_scale(value), None
 
     def _scale_or_rule(self) -> MeanScale:
         """The number or rule for the likelihood as it is."""
@@ -229,7 +235,8 @@ class ConditionedNetwork:
             self._condition(data)
             if progress and self.inference == "auto" and self.shards.rank == 0:
                 announce(self.inference_choice, self.dtype, self.linearized.device)
-            self._prepare()
+            if self._prepare() and progress and self.shards.rank == 0:
+                announce_scale(self._scale_or_rule(), self.mean_scale)
         return self
 
     def prepare(self) -> Self:
@@ -359,14 +366,16 @@ class ConditionedNetwork:
         """Take over what another `fit` made."""
         self._data, self._laplace, self._choice = data, laplace, choice
 
-    def _prepare(self) -> None:
+    def _prepare(self) -> bool:
         """Make posteriors that take all ranks, each of which can then predict for itself.
 
-        And those of class labels, which take the time of several.
+        And those of class labels, which take the time of several. Returns whether it did.
         """
         labels = self.likelihood.saturates and not isinstance(self.inference, Blocks)
-        if not self.shards.alone or (labels and self._prepares):
+        wanted = not self.shards.alone or (labels and self._prepares)
+        if wanted:
             self.prepare()
+        return wanted
 
     def _options(self) -> dict[str, object]:
         """What has to be the same on all ranks, besides the hyperparameters."""
@@ -387,12 +396,20 @@ class ConditionedNetwork:
 
     def __repr__(self) -> str:
         state = "not fitted" if self._choice is None else str(self._choice)
+        if self.likelihood.saturates:
+            state = f"mean scale: {_in_words(self._scale_or_rule())}\n  {state}"
         if self._data is not None and self._data.note is not None:
             state += f"\n  {self._data.note}"
         return (
             f"LinearizedGP(\n  {self.linearized.num_parameters} weights, mean={self._mean!r}, "
             f"{self.dtype}\n  {_one_line(self.prior)}\n  {_one_line(self.likelihood)}\n  {state}\n)"
         )
+
+
+def _in_words(scale: MeanScale) -> str:
+    if not isinstance(scale, Matched):
+        return f"{scale:.3g}"
+    return "matched" if scale.factor == 1 else f"matched x {scale.factor:.3g}"
 
 
 def _one_line(module: nn.Module) -> str:

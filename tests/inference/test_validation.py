@@ -201,3 +201,22 @@ def test_bad_input_is_named():
     laplace.likelihood.raw_noise.requires_grad_(False)
     with pytest.raises(ValueError, match="nothing to tune"):
         tune_on_validation(laplace, [(x_valid, y_valid, None)])
+
+
+@pytest.mark.parametrize("mean", MEANS)
+def test_a_network_that_is_right_to_a_millionth_is_no_worse_than_alone(mean):
+    """The search goes on past its first edge: to no doubt and the noise that the rows have."""
+    net, x, _, x_valid = CASES[1].build(12, 15)
+    generator = torch.Generator().manual_seed(2)
+    y, y_valid = (
+        net(z).detach() + 1e-6 * torch.randn(len(z), 3, dtype=z.dtype, generator=generator)
+        for z in (x, x_valid)
+    )
+    laplace = make_laplace(net, x, y, Isotropic(1.0), Gaussian(1.0), "function", mean)
+    result = tune_on_validation(laplace, [(x_valid, y_valid, None)])
+    left = (y_valid - net(x_valid)).square().mean().item()
+    alone = -0.5 * y_valid.numel() * (math.log(2 * math.pi * left) + 1)
+    if mean == "network":
+        # 1e-12 of the prior's variance is left, of the order of the noise's
+        assert result.value > alone - 0.1 * y_valid.numel()
+    assert result.value > result.initial_value

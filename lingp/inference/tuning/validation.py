@@ -34,6 +34,7 @@ from lingp.inference.tuning.scale_search import Found, search_grid, search_uphil
 from lingp.inference.tuning.validation_density import Factor, ValidationDensity
 from lingp.likelihoods import Gaussian, Tempered
 
+_SPAN = 1e6
 _TYPICAL = 10.0  # factor by which a prior found without validation data may be off
 
 
@@ -101,7 +102,7 @@ def tune_on_validation(
     batches: Iterable[Batch],
     *,
     method: str | None = None,
-    span: float = 1e6,
+    span: float | None = None,
     typical_factor: float | None = None,
     max_evaluations: int = 500,
     scale_mean: bool = False,
@@ -121,7 +122,8 @@ def tune_on_validation(
     method
         How the likelihood computes its predictive; its first method by default.
     span
-        The largest factor to try, up and down.
+        The largest factor to try, up and down. None: 10⁶, and 10¹² where one eigendecomposition
+        gives all factors and the best of them lies at that edge.
     typical_factor
         What change to expect, before the validation data are seen: the standard deviation of a
         log-normal density of each factor, with median 1, which is counted like another row. A few
@@ -140,7 +142,7 @@ def tune_on_validation(
     ValueError
         If there is nothing to move, or nothing to validate on.
     """
-    if not span > 1:
+    if span is not None and not span > 1:
         raise ValueError(f"span: expected a factor larger than 1, got {span}")
     if typical_factor is not None and not typical_factor > 1:
         raise ValueError(
@@ -162,12 +164,16 @@ def tune_on_validation(
             laplace, rows, factors, method, generator, typical_factor, scale_mean
         )
         with count("validating", show=laplace.training.progress) as step:
+            limit = math.log(_SPAN if span is None else span)
             if density.spectrum is None and len(factors) == 1:
                 # with a free scale the density is too flat for a search between decades
                 between = min(max_evaluations, 1) if scale_mean else max_evaluations
-                found = search_uphill(density, math.log(span), between, step)
+                found = search_uphill(density, limit, between, step)
             else:
-                found = search_grid(density, len(factors), math.log(span), max_evaluations, step)
+                found = search_grid(density, len(factors), limit, max_evaluations, step)
+                if found.at_boundary and span is None and density.spectrum is not None:
+                    limit *= 2
+                    found = search_grid(density, len(factors), limit, max_evaluations, step)
     if not math.isfinite(found.value):
         density.set((0.0,) * len(factors))
         raise ValueError(
@@ -175,7 +181,7 @@ def tune_on_validation(
             f"the {found.num_evaluations} hyperparameters tried; nothing was changed"
         )
     if scale_mean:
-        found = _settled(density, found, math.log(span))
+        found = _settled(density, found, limit)
     density.set(found.best)
     scale = density.tried[found.best].mean_scale if scale_mean else None
     if scale is not None:
