@@ -195,9 +195,7 @@ class LinearizedGP(StorableNetwork):
         known = targets[..., 1] if targets.dim() == 3 else None
         moments = left_out.mean, left_out.covariance
         made = self._prediction(moments, 1.0, known, method, num_samples, generator)
-        return LeaveOneOutPrediction(
-            made.predictive, made.layout, made.mean_of, *moments, 1.0, targets
-        )
+        return LeaveOneOutPrediction(made.predictive, made.layout, made.mean_of, *moments, targets)
 
     def log_marginal_likelihood(self) -> Tensor:
         """Evidence of the data, 0-d, differentiable in every hyperparameter.
@@ -364,7 +362,7 @@ class LinearizedGP(StorableNetwork):
                 num_samples=num_samples,
                 generator=generator,
             )
-        return Prediction(predictive, layout, self._mean, mean, covariance, mean_scale)
+        return Prediction(predictive, layout, self._mean, mean, covariance, mean_scale=mean_scale)
 
     def _layout(
         self, mean: Tensor, known: Tensor | None, mean_scale: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ class Prediction:
     mean_of: str
     latent_mean: Tensor
     latent_covariance: Tensor
-    mean_scale: float
+    mean_scale: float = field(default=1.0, kw_only=True)
 
     @property
     def mean(self) -> Tensor:

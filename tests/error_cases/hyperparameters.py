@@ -3,6 +3,7 @@
 import torch
 
 from error_cases.shared import fit, mlp, rows, says
+from lingp.inference import tune_on_validation
 from lingp.priors import Isotropic, Layerwise
 
 
@@ -53,7 +54,7 @@ def _():
     X, _ = rows()
     gp = fit()
     gp.likelihood.requires_grad_(False)
-    gp.optimize_hyperparameters(validation=(X, mlp()(X).detach()))
+    tune_on_validation(gp.laplace, [(X, mlp()(X).detach(), None)], span=10.0)
 
 
 @says(

@@ -23,7 +23,7 @@ def separable(num_classes):
 
 @pytest.mark.parametrize("num_classes", [2, 3])
 def test_labels_learned_without_error_have_a_factor_from_others(num_classes, monkeypatch):
-    """By default it scales the prior of the network of all rows, which stays as it is."""
+    """By default others scale prior and mean of the network of all rows, which stays as it is."""
     X, y = separable(num_classes)
     plain = classifier(steps=200).fit(X, y)  # too few rows
     assert (plain.predict(X) == y).all()
@@ -37,11 +37,13 @@ def test_labels_learned_without_error_have_a_factor_from_others(num_classes, mon
     for left, right in zip(plain.module_.parameters(), model.module_.parameters(), strict=True):
         torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-9)
     factor = found.scales["prior variances"]
-    assert abs(math.log(factor)) > 0.1
+    scale = model.gp_.laplace.mean_scale
+    assert scale.factor != 1
+    assert plain.gp_.mean_scale == 1
     torch.testing.assert_close(
         model.gp_.prior.precision, plain.gp_.prior.precision / factor, rtol=1e-6, atol=0
     )
-    plain.gp_.prior.precision = model.gp_.prior.precision
+    plain.gp_.prior.precision, plain.gp_.mean_scale = model.gp_.prior.precision, scale
     np.testing.assert_allclose(model.predict_proba(X), plain.predict_proba(X), rtol=1e-5)
 
 

@@ -97,7 +97,7 @@ def dense_objective(laplace, covariance, scale):
 
 
 def test_the_scale_is_the_best_of_a_dense_search():
-    laplace = model("bernoulli", precision=0.003)
+    laplace = model("bernoulli", precision=1e-4, sharpness=20.0)
     covariance = dense_left_out(laplace)
     found = matched_scale(laplace.data_term, laplace.training.outputs, laplace.posterior())
     wanted = minimize_scalar(

@@ -205,7 +205,7 @@ def test_networks_that_do_not_fit_are_refused():
 
 
 def test_kernels_of_outputs_that_depend_on_nothing():
-    net = Net(lambda s, x: 2 * x, a=nn.Linear(3, 3)).double()
+    net = Net(lambda s, x: 2 * x + 0 * s.a(x), a=nn.Linear(3, 3)).double()
     _, factors = LinearizedNetwork(net).factors(torch.randn(4, 3, dtype=torch.float64))
     assert gram(factors).shape == (12, 12)
     assert not gram(factors).any()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NUM_NODES = 1024
 _MAX_NEWTON = 30
-_ENOUGH = 0.01  # standard error, in nats
+_ENOUGH = 0.03  # standard error, in nats
 _MANY_NODES = 1 << 18  # numbers of one kind of nodes at a time
 
 
@@ -32,7 +32,7 @@ def log_evidence(likelihood: Likelihood, y: Tensor, mean: Tensor, covariance: Te
     heuristic of Veach and Guibas, 1995): accurate where y is far from what f predicts, and with
     bounded weights where the posterior's tails are heavier than its Laplace approximation's.
 
-    Rows whose weights say that this is off by more than a hundredth have a third share of nodes,
+    Rows whose weights say that this is off by more than three hundredths have a third share of nodes,
     drawn one output after another (`SequentialNodes`): where labels leave a corner of what f may
     be, neither of the other two finds it. Errors are then below 0.05 for 24 labels, with standard
     deviations of f of up to hundreds (tests compare with one-factor models), and 0.02 for 5 labels
