@@ -32,8 +32,8 @@ def log_evidence(likelihood: Likelihood, y: Tensor, mean: Tensor, covariance: Te
     heuristic of Veach and Guibas, 1995): accurate where y is far from what f predicts, and with
     bounded weights where the posterior's tails are heavier than its Laplace approximation's.
 
-    Rows whose weights say that this is off by more than three hundredths have a third share of nodes,
-    drawn one output after another (`SequentialNodes`): where labels leave a corner of what f may
+    Rows whose weights say that this is off by more than 0.03 have a third share of nodes, drawn one
+    output after another (`SequentialNodes`): where labels leave a corner of what f may
     be, neither of the other two finds it. Errors are then below 0.05 for 24 labels, with standard
     deviations of f of up to hundreds (tests compare with one-factor models), and 0.02 for 5 labels
     and deviations of 1e5. Where log p(y | f) isn't a sum over outputs, as for several softmaxes,
