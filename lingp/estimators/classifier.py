@@ -42,8 +42,7 @@ verbose
         None: none are held out. "auto": where a network of our own predicts 99 % of 1,000 labels or
         more right, they don't say how sure it should be. A second one is then trained on nine
         tenths of the rows, and the others choose the factor and the `mean_scale` of `LinearizedGP`;
-        the network is that of all rows. (Not where rows
-        come later, nor where the prior is fixed.)
+        the network is that of all rows. (Not where rows come later, nor where the prior is fixed.)
     module
         A network of your own instead, which gives logits: one for each class, in the order of
         `classes_`; for two classes it may be one, of the second. It is copied and trained further

@@ -157,20 +157,24 @@ class LinearizedLaplace:
         """s, which is found at the current hyperparameters where there is a rule."""
         if not isinstance(self.mean_scale, Matched):
             return self.mean_scale
+        return self.mean_scale.factor * self.matched()
+
+    def matched(self) -> float:
+        """What the rule for the mean of class labels finds at the current hyperparameters."""
         posterior = self.posterior()
 
         def match() -> float:
             return matched_scale(self.data_term, self.mean_outputs(), posterior)
 
         with torch.no_grad():
-            return self.mean_scale.factor * self._matched.get((), match, (posterior,))
+            return self._matched.get((), match, (posterior,))
 
     def mode(self) -> Mode:
         """The optimum of the linearised model, whatever `mean` is."""
         with torch.no_grad():
             return self._kept(self._mode, self._find_mode)[0]
 
-    def restore(self, posterior: Posterior, mode: Mode | None, scale: float) -> None:
+    def restore(self, posterior: Posterior, mode: Mode | None, matched: float | None) -> None:
         """Keep what was made before, for the hyperparameters as they are.
 
         Parameters
@@ -179,8 +183,8 @@ class LinearizedLaplace:
             What `posterior` gave.
         mode
             What `mode` gave, for a refitted mean.
-        scale
-            What `scale_of_mean` gave.
+        matched
+            What `matched` gave, if it was asked for.
         """
         with torch.no_grad():
             if self.mean == "refit":
@@ -188,8 +192,8 @@ class LinearizedLaplace:
             else:
                 cache = self._expected if self.sites == "expected" else self._posterior
             self._kept(cache, lambda: posterior)
-            factor = self.mean_scale.factor if isinstance(self.mean_scale, Matched) else 1.0
-            self._matched.get((), lambda: scale / factor, (posterior,))
+            if matched is not None:
+                self._matched.get((), lambda: matched, (posterior,))
             if mode is not None:
                 self._kept(self._mode, lambda: (mode, posterior))
 

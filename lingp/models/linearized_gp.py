@@ -283,7 +283,8 @@ class LinearizedGP(StorableNetwork):
                 generator=generator,
             )
             self._sureness = None
-            if self.likelihood.saturates and result.objective == "evidence":
+            plain = untempered(self.likelihood) is self.likelihood  # else it has another scale
+            if self.likelihood.saturates and plain and result.objective == "evidence":
                 warn_of_evidence(laplace, result.value)
             self._prepare()
         return result

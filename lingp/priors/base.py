@@ -172,7 +172,7 @@ class Prior(gpytorch.Module, ABC):
         Li, Grandvalet and Davoine, 2018, "Explicit inductive bias for transfer learning with
         convolutional networks".
         """
-        self.num_parameter_tensors  # noqa: B018  raises when the prior isn't bound
+        self._check_bound()
         self.follows_network = False
         return self
 
@@ -183,12 +183,16 @@ class Prior(gpytorch.Module, ABC):
     @property
     def num_parameter_tensors(self) -> int:
         """L, the number of parameter tensors; known after `bind`."""
+        return len(self._check_bound())
+
+    def _check_bound(self) -> tuple[str, ...]:
+        """Names of the parameter tensors, or an error where they aren't known."""
         if self.names is None:
             raise RuntimeError(
                 f"this {type(self).__name__} prior isn't bound to a network yet: "
                 "call bind(parameter_names), or hand it to LinearizedGP or NTKernel"
             )
-        return len(self.names)
+        return self.names
 
     @abstractmethod
     def variances(self) -> Tensor:

@@ -10,7 +10,7 @@ from lingp.saving.errors import SavedFileError
 from lingp.training.files import PathLike, UnreadableError, read_whole, write_whole
 
 KIND = "lingp LinearizedGP"
-VERSION = 1
+VERSION = 2
 """Of the format; what an older lingp can't read gets the next number."""
 
 MapLocation = Any

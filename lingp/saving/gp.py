@@ -8,7 +8,7 @@ The file is a dict:
     options, output_shape   what the constructor was given; the shape of one row's output
     prior, likelihood       class, options, constraints and values (`hyperparameters`)
     choice, method          the inference that was chosen, and what it keeps (`methods`)
-    posterior, shift, mode, mean_scale
+    posterior, shift, mode, matched
                             what predictions are made from (`posteriors`), so that none of it is
                             computed again
     data                    the training data (`data`), or None; then `left_out` has their sizes
@@ -27,6 +27,7 @@ from torch import nn
 from lingp.inference import FunctionSpace, LinearizedLaplace
 from lingp.inference.evidence import evidence
 from lingp.inference.iterative import BoundIterative
+from lingp.inference.mean_scale import Matched
 from lingp.inference.memory import format_bytes
 from lingp.inference.sparse import BoundSparse
 from lingp.likelihoods import FromDistribution, Likelihood
@@ -111,7 +112,7 @@ def save(gp: StorableNetwork, path: PathLike, include_data: IncludeData = "auto"
         "method": method_to_plain(laplace.method),
         "posterior": posterior_to_plain(posterior, with_root=with_data),
         "shift": to_plain(shift),
-        "mean_scale": laplace.scale_of_mean(),
+        "matched": laplace.matched() if isinstance(laplace.mean_scale, Matched) else None,
         "sureness": gp._sureness,
         "mode": None,
         "evidence": None,
@@ -148,7 +149,7 @@ def load(
     """Read a GP from a file; see `LinearizedGP.load`."""
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: got {type(net).__name__}; expected a torch.nn.Module")
-    content = read(path, map_location)
+    content = _of_today(read(path, map_location))
     options = {**content["options"], "dtype": from_plain(content["options"]["dtype"])}
     options["inference"] = option_from_plain(options["inference"])
     own_net = frozen_copy(unwrapped(net))
@@ -177,6 +178,14 @@ def load(
     return gp
 
 
+def _of_today(content: dict[str, Any]) -> dict[str, Any]:
+    """What a file of format 1, in which no mean was scaled, would be now."""
+    if content["version"] > 1:
+        return content
+    options = {**content["options"], "mean_scale": 1.0}
+    return {**content, "options": options, "matched": None, "sureness": None}
+
+
 def _with_its_data(
     gp: StorableNetwork, content: dict[str, Any]
 ) -> tuple[FittedData, LinearizedLaplace]:
@@ -195,7 +204,7 @@ def _with_its_data(
         training, gp.prior, gp.likelihood, method, gp.mean, gp.sites, gp._scale_or_rule()
     )
     posterior = posterior_from_plain(content["posterior"], training, method)
-    laplace.restore(posterior, from_plain(content["mode"]), content["mean_scale"])
+    laplace.restore(posterior, from_plain(content["mode"]), content["matched"])
     return data, laplace
 
 
@@ -214,7 +223,7 @@ def _without_its_data(
         gp.mean,
         gp.sites,
         gp._scale_or_rule(),
-        saved_scale=content["mean_scale"],
+        saved_matched=content["matched"],
         saved_posterior=posterior_from_plain(content["posterior"], training, method),
         saved_shift=content["shift"],
         saved_mode=from_plain(content["mode"]),

@@ -20,7 +20,6 @@ from lingp.inference import (
 )
 from lingp.inference.batches import Batch
 from lingp.inference.evidence import evidence
-from lingp.inference.mean_scale import Matched
 from lingp.inference.origin import Origin
 from lingp.inference.shards import Shards
 from lingp.likelihoods import CurvatureRoot, Likelihood
@@ -107,15 +106,15 @@ class LaplaceLeftOut(LinearizedLaplace):
     ----------
     saved_posterior, saved_shift, saved_mode, saved_evidence
         What `posterior`, `weight_shift`, `mode` and `evidence` give.
-    saved_scale
-        What `scale_of_mean` gives where there is a rule.
+    saved_matched
+        What `matched` gives; None where it wasn't asked for before.
     """
 
     saved_posterior: Posterior | None = None
     saved_shift: Tensor | None = None
     saved_mode: Mode | None = None
     saved_evidence: Evidence | None = None
-    saved_scale: float = 1.0
+    saved_matched: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,9 +134,11 @@ class LaplaceLeftOut(LinearizedLaplace):
         self._check_same()
         return self.saved_shift
 
-    def scale_of_mean(self) -> float:
+    def matched(self) -> float:
         self._check_same()
-        return self.saved_scale if isinstance(self.mean_scale, Matched) else self.mean_scale
+        if self.saved_matched is None:
+            refuse("the scale of the mean that is matched to the data")
+        return self.saved_matched
 
     def mode(self) -> Mode:
         self._check_same()

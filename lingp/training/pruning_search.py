@@ -374,7 +374,7 @@ def _refitted(
     """A `LinearizedGP` with the options of another, conditioned on the same data."""
     data = given._data
     assert data is not None
-    return LinearizedGP(
+    gp = LinearizedGP(
         network,
         copy.deepcopy(given.likelihood),
         prior=prior,
@@ -382,12 +382,13 @@ def _refitted(
         inference=given.inference,
         mean=mean or given.mean,
         sites=given._sites,
-        mean_scale=given._mean_scale,
         dtype=given.dtype,
         memory_budget=given.memory_budget,
     ).fit(
         batches, class_weight=data.class_weight, missing=data.missing, progress=False, prepare=False
     )
+    gp.mean_scale = given.laplace.mean_scale
+    return gp
 
 
 def _batches(gp: LinearizedGP) -> Iterator[tuple[Any, ...]]:

@@ -91,10 +91,39 @@ def test_truncated_files(saved, share):
 
 
 def test_newer_format(saved):
-    rewritten(saved, version=2, lingp="9.1")
-    expected = f"has format 2, written by lingp 9.1; this is lingp {lingp.__version__}"
+    rewritten(saved, version=3, lingp="9.1")
+    expected = f"has format 3, written by lingp 9.1; this is lingp {lingp.__version__}"
     with pytest.raises(SavedFileError, match=re.escape(expected)):
         LinearizedGP.load(saved, make_net())
+
+
+@pytest.mark.parametrize("include_data", [False, True])
+def test_older_format(path, include_data):
+    """A file from before means were scaled predicts as it did then."""
+    net, y = make_net((3,)), torch.arange(8) % 3
+    gp = LinearizedGP(net, "categorical", inference="weight_space", mean_scale=1.0)
+    gp.fit(X, y, progress=False).save(path, include_data=include_data)
+    content = torch.load(path, weights_only=True)
+    del content["options"]["mean_scale"], content["matched"], content["sureness"]
+    torch.save(content | {"version": 1}, path)
+    back = LinearizedGP.load(path, net)
+    assert back.mean_scale == 1.0
+    assert torch.equal(back.predict(X).probs, gp.predict(X).probs)
+
+
+@pytest.mark.parametrize("include_data", [False, True])
+def test_a_scale_that_was_given_is_not_taken_for_a_matched_one(path, include_data):
+    net, y = make_net((3,)), torch.arange(8) % 3
+    gp = LinearizedGP(net, "categorical", inference="weight_space", mean_scale=7.0)
+    gp.fit(X, y, progress=False).save(path, include_data=include_data)
+    back = LinearizedGP.load(path, net)
+    assert back.mean_scale == 7.0
+    gp.mean_scale = back.mean_scale = "matched"
+    if include_data:
+        assert back.mean_scale == pytest.approx(gp.mean_scale)
+    else:
+        with pytest.raises(RuntimeError, match="the scale of the mean that is matched"):
+            back.predict(X)
 
 
 @pytest.mark.parametrize(

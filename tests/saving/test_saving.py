@@ -53,7 +53,7 @@ def test_file_has_tensors_numbers_and_words_only(tmp_path, kind):
     gp = make_gp(Categorical(), 3, LABELS, inference=inference, mean="refit")
     gp.save(tmp_path / "model.lingp", include_data=include_data)
     content = torch.load(tmp_path / "model.lingp", weights_only=True)
-    assert content["version"] == 1
+    assert content["version"] == 2
     assert content["lingp"] == lingp.__version__
     kinds = {type(leaf) for leaf in leaves_of(content)}
     assert kinds <= {torch.Tensor, int, float, str, bool, type(None)}

@@ -132,7 +132,7 @@ class SparsePosterior(Posterior):
         scatter, expected = self.training.shards.sum(self._scatter(residual))
         s = torch.where(expected > 0, scatter / expected, fitted)
         widened = copy.copy(self)
-        widened.__dict__.pop("at_data", None)
+        widened.__dict__.pop("at_data", None)  # which is for the variance as fitted
         widened.complement_variance = torch.maximum(s, fitted).clamp(max=1)
         return widened
 

@@ -185,8 +185,7 @@ def tune_on_validation(
     density.set(found.best)
     scale = density.tried[found.best].mean_scale if scale_mean else None
     if scale is not None:
-        laplace.mean_scale = Matched()
-        laplace.mean_scale = Matched(scale / laplace.scale_of_mean())
+        laplace.mean_scale = Matched(scale / laplace.matched())
     result = ValidationResult(
         found.initial_value,
         found.value - density.log_prior(found.best),
@@ -220,8 +219,8 @@ def tune_on_validation(
 def _settled(density: ValidationDensity, found: Found, limit: float) -> Found:
     """The least change that the rows can't tell from the best, the network alone included."""
     best, edge = found.best, (-limit, *(0.0 for _ in density.factors[1:]))
-    moves_prior = density.factors[0].name == "prior variances"
-    if moves_prior and density.without_variance() > found.value:
+    reachable = density.laplace.mean == "network" and density.factors[0].name == "prior variances"
+    if reachable and density.without_variance() + density.log_prior(edge) > found.value:
         density([edge])  # the search has passed the network by
         best = max(best, edge, key=density.values.__getitem__)
     least = min(density.as_good_as(best), key=lambda x: sum(v * v for v in x))
