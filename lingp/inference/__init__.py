@@ -10,10 +10,10 @@ from lingp.inference.factorize import RoundingWarning
 from lingp.inference.function_space import FunctionSpace
 from lingp.inference.iterative import Iterative
 from lingp.inference.laplace import LinearizedLaplace, Mean, Sites, Solution
-from lingp.inference.memory import available_memory
+from lingp.runtime.memory import available_memory
 from lingp.inference.mode import Mode
 from lingp.inference.posterior import InferenceMethod, Posterior
-from lingp.inference.shards import OtherRankError, Shards
+from lingp.runtime.shards import OtherRankError, Shards
 from lingp.inference.sparse import Sparse, SparsePosterior
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.tuning.hyperparameters import (

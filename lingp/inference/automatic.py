@@ -18,7 +18,7 @@ from lingp.inference.cost import (
     sparse_cost,
     weight_space_cost,
 )
-from lingp.inference.memory import format_bytes
+from lingp.runtime.memory import format_bytes
 
 Space = Literal["weight_space", "function_space", "sparse", "iterative"]
 SPACES: tuple[Space, ...] = ("weight_space", "function_space", "sparse", "iterative")

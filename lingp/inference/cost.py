@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from lingp.inference.memory import format_bytes
+from lingp.runtime.memory import format_bytes
 
 _ITERATIONS = 30  # of CG with a preconditioner, to 1e-4, as measured on trained networks
 _PROBES = 16  # right-hand sides of the evidence

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lingp.inference.shards import Shards
+from lingp.runtime.shards import Shards
 from lingp.likelihoods import CurvatureRoot, Likelihood, QuadraticLikelihood
 
 

@@ -16,7 +16,7 @@ from lingp.inference.conjugate_gradients import Product, conjugate_gradients
 from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.mode import Mode, WhitenedModel, preconditioner
 from lingp.inference.posterior import Posterior
-from lingp.operators.first_order import first_order
+from lingp.linalg.first_order import first_order
 
 _MAX_ITERATIONS = 500
 

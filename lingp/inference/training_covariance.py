@@ -21,7 +21,7 @@ from lingp.inference.function_space import FunctionSpace
 from lingp.inference.posterior import Posterior
 from lingp.inference.weight_space import WeightSpace
 from lingp.operators import gram
-from lingp.operators.first_order import first_order
+from lingp.linalg.first_order import first_order
 
 _UNRESOLVED = 1e4  # in units of rounding: D_n below this has lost its digits to cancellation
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lingp.inference.batches import cut_batches, inputs_of
 from lingp.inference.cache import ValueCache
-from lingp.inference.progress import track
-from lingp.inference.shards import Shards
+from lingp.runtime.progress import track
+from lingp.runtime.shards import Shards
 from lingp.linearization import Factors, LinearizedNetwork
 from lingp.linearization.inputs import Inputs, num_rows
 from lingp.operators import RowBlocks, WeightGram, gram

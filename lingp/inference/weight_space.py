@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lingp.inference.factorize import factorize
 from lingp.inference.posterior import Posterior, differentiable_in_factors
-from lingp.inference.progress import track
+from lingp.runtime.progress import track
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot, UniformRoot
 from lingp.linearization import Factors

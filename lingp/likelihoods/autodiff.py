@@ -15,7 +15,7 @@ from torch.func import functional_call
 from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.predictives import AffineMixture, Predictive
 from lingp.likelihoods.predictives.draws import quasi_normal, random_normal
-from lingp.likelihoods.psd_root import psd_root
+from lingp.linalg.psd import psd_root
 from lingp.likelihoods.roots import CurvatureRoot, DenseRoot
 from lingp.likelihoods.targets import flatten_targets
 

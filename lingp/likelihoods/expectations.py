@@ -11,7 +11,7 @@ from lingp.likelihoods.base import Likelihood, QuadraticLikelihood
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
 from lingp.likelihoods.predictives.draws import quasi_normal
 from lingp.likelihoods.predictives.quadrature import NUM_NODES, adapt, row_chunks
-from lingp.likelihoods.psd_root import psd_root
+from lingp.linalg.psd import psd_root
 
 _LOG_NORMAL = 0.5 * math.log(2 * math.pi)
 _NUM_PANELS = 12

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from lingp.inference import TrainingSet
-from lingp.inference.shards import Shards, fingerprint
+from lingp.runtime.shards import Shards, fingerprint
 from lingp.likelihoods import Likelihood
 from lingp.priors import Prior
 

@@ -27,7 +27,7 @@ from lingp.inference import (
 )
 from lingp.inference.expected_sites import TYPICAL
 from lingp.inference.mean_scale import Matched, MeanScale
-from lingp.inference.speed import seconds_for
+from lingp.runtime.speed import seconds_for
 from lingp.likelihoods import Likelihood, QuadraticLikelihood
 from lingp.operators import row_flops
 from lingp.priors import Prior

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lingp.inference.shards import Shards
+from lingp.runtime.shards import Shards
 
 ClassWeight = Mapping[int, float] | Sequence[float] | Tensor | Literal["balanced"]
 

@@ -15,8 +15,8 @@ from lingp.inference.laplace import Sites
 from lingp.inference.mean_scale import Matched, MeanScale
 from lingp.inference.origin import Origin
 from lingp.inference.posterior import carried_over
-from lingp.inference.restoring import restored_on_error
-from lingp.inference.shards import Shards
+from lingp.runtime.restoring import restored_on_error
+from lingp.runtime.shards import Shards
 from lingp.likelihoods import Likelihood, as_likelihood
 from lingp.linearization import LinearizedNetwork, ParameterSelection
 from lingp.models.agreement import check_ranks

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from lingp.inference import TrainingSet
-from lingp.inference.memory import format_bytes
+from lingp.runtime.memory import format_bytes
 from lingp.inference.origin import Origin
-from lingp.inference.shards import Shards
+from lingp.runtime.shards import Shards
 from lingp.likelihoods import Likelihood
 from lingp.linearization import LinearizedNetwork
 from lingp.linearization.inputs import Inputs

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lingp.inference import LinearizedLaplace, Posterior
-from lingp.inference.memory import format_bytes
-from lingp.inference.progress import track
+from lingp.runtime.memory import format_bytes
+from lingp.runtime.progress import track
 from lingp.linearization import Factors, LinearizedNetwork
 from lingp.linearization.inputs import Inputs, num_rows
 from lingp.models.choice import dense_bytes

@@ -19,7 +19,7 @@ from lingp.inference import (
 from lingp.inference.evidence import Evidence, evidence
 from lingp.inference.mean_scale import Matched
 from lingp.inference.mode import Mode
-from lingp.inference.restoring import restored_on_error
+from lingp.runtime.restoring import restored_on_error
 from lingp.linearization.inputs import num_rows
 from lingp.models.covariance import PosteriorCovariance
 from lingp.models.doubts import warn_of_evidence

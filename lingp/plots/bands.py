@@ -13,7 +13,7 @@ from torch import Tensor
 from lingp.likelihoods.predictives.draws import quasi_normal
 from lingp.likelihoods.predictives.gaussian import GaussianPredictive
 from lingp.likelihoods.predictives.heteroscedastic import HeteroscedasticPredictive
-from lingp.likelihoods.psd_root import psd_root
+from lingp.linalg.psd import psd_root
 from lingp.metrics.arguments import Array, as_array, between_zero_and_one
 from lingp.models import LinearizedGP, Prediction
 from lingp.plots.style import (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lingp.saving.errors import SavedFileError
-from lingp.training.files import PathLike, UnreadableError, read_whole, write_whole
+from lingp.runtime.files import PathLike, UnreadableError, read_whole, write_whole
 
 KIND = "lingp LinearizedGP"
 VERSION = 2

@@ -28,7 +28,7 @@ from lingp.inference import FunctionSpace, LinearizedLaplace
 from lingp.inference.evidence import evidence
 from lingp.inference.iterative import BoundIterative
 from lingp.inference.mean_scale import Matched
-from lingp.inference.memory import format_bytes
+from lingp.runtime.memory import format_bytes
 from lingp.inference.sparse import BoundSparse
 from lingp.likelihoods import FromDistribution, Likelihood
 from lingp.linearization.frozen import frozen_copy

@@ -21,7 +21,7 @@ from lingp.inference import (
 from lingp.inference.batches import Batch
 from lingp.inference.evidence import evidence
 from lingp.inference.origin import Origin
-from lingp.inference.shards import Shards
+from lingp.runtime.shards import Shards
 from lingp.likelihoods import CurvatureRoot, Likelihood
 from lingp.linearization import Factors, LinearizedNetwork
 from lingp.models.fitting import FittedData

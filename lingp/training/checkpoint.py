@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from lingp.training.files import PathLike, UnreadableError, read_whole, write_whole
+from lingp.runtime.files import PathLike, UnreadableError, read_whole, write_whole
 
 FORMAT = "lingp training 1"
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lingp.inference import Mean
-from lingp.inference.progress import track
+from lingp.runtime.progress import track
 from lingp.likelihoods import Likelihood
 from lingp.linearization import ParameterSelection
 from lingp.models.choice import Inference

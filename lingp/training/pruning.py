@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 
-from lingp.inference.memory import format_bytes
-from lingp.inference.progress import count
+from lingp.runtime.memory import format_bytes
+from lingp.runtime.progress import count
 from lingp.models import LinearizedGP
 from lingp.models.choice import memory_for
 from lingp.training.evidence_training import EvidenceTraining

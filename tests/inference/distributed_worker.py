@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import lingp
 from lingp import likelihoods
 from lingp.inference import RoundingWarning
-from lingp.inference.shards import OtherRankError, Shards
+from lingp.runtime.shards import OtherRankError, Shards
 
 Found = dict[str, Any]
 SIZES = (7, 4)  # rows of each rank

@@ -11,7 +11,7 @@ import distributed_worker as worker
 import pytest
 import torch
 
-from lingp.inference.shards import Shards, communication_device
+from lingp.runtime.shards import Shards, communication_device
 
 ROOT = Path(__file__).parents[2]
 NUM_RANKS = 2

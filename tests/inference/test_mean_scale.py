@@ -20,7 +20,7 @@ from lingp.inference.mean_scale import (
     left_out_covariance,
     matched_scale,
 )
-from lingp.inference.shards import Shards
+from lingp.runtime.shards import Shards
 from lingp.likelihoods import Bernoulli, Categorical, Ordinal, Tempered
 from lingp.priors import Isotropic
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from lingp.inference import memory
+from lingp.runtime import memory
 
 CPU = torch.device("cpu")
 PAGE = 4096

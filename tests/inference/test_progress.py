@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from lingp.inference import progress
+from lingp.runtime import progress
 
 
 def test_short_work_prints_nothing(capfd):

@@ -10,7 +10,7 @@ from torch.nn.functional import logsigmoid
 
 from lingp.likelihoods import AutodiffLikelihood, Bernoulli, Categorical, FromDistribution
 from lingp.likelihoods.autodiff import unchecked_distributions
-from lingp.likelihoods.psd_root import psd_root
+from lingp.linalg.psd import psd_root
 
 
 def symmetric(values, seed=0):

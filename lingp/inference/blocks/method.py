@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lingp.inference.blocks.pieces import Piece, rows_of, single_outputs
 from lingp.inference.blocks.posterior import BlocksPosterior, log_determinants, rates
-from lingp.inference.memory import format_bytes
+from lingp.runtime.memory import format_bytes
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.priors import Prior

@@ -16,7 +16,7 @@ from lingp.inference.training_set import TrainingSet
 from lingp.inference.weight_space import WeightSpace
 from lingp.likelihoods import CurvatureRoot
 from lingp.linearization import Factors
-from lingp.operators.first_order import first_order
+from lingp.linalg.first_order import first_order
 from lingp.priors import Prior
 
 if TYPE_CHECKING:

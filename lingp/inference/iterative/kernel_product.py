@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lingp.inference.memory import format_bytes
+from lingp.runtime.memory import format_bytes
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.operators.products import gram_flops, product_flops

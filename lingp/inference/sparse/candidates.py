@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lingp.inference.convergence import ConvergenceWarning
-from lingp.inference.memory import format_bytes
+from lingp.runtime.memory import format_bytes
 from lingp.inference.sparse import selection
 from lingp.inference.sparse.inducing import InducingPoints
 from lingp.inference.sparse.selection import Selection

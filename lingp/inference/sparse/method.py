@@ -9,7 +9,7 @@ import torch
 
 from lingp.inference.cache import ValueCache
 from lingp.inference.origin import Origin
-from lingp.inference.shards import fingerprint
+from lingp.runtime.shards import fingerprint
 from lingp.inference.sparse.basis import Basis
 from lingp.inference.sparse.candidates import InducingChoice, Points, Rule, choose_inducing
 from lingp.inference.sparse.inducing import InducingPoints, points_at

@@ -1,7 +1,7 @@
 """M E and Mᵀ U for M = [rows of many blocks], one block in memory at a time.
 
 Both are differentiable in their factor and in the tensors that the blocks are made from, as the
-results of `lingp.inference.streaming` are.
+results of `lingp.linalg.streaming` are.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lingp.inference.streaming import Blocks, pull_back
-from lingp.operators.first_order import first_order
+from lingp.linalg.streaming import Blocks, pull_back
+from lingp.linalg.first_order import first_order
 
 
 def streamed_matmul(blocks: Blocks, num_rows: int, right: Tensor, *inputs: Tensor) -> Tensor:

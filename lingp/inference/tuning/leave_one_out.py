@@ -28,7 +28,7 @@ from lingp.inference.data_term import DataTerm
 from lingp.inference.factorize import OutOfRangeError
 from lingp.inference.features import WhitenedJacobian
 from lingp.inference.laplace import LinearizedLaplace
-from lingp.inference.memory import available_memory
+from lingp.runtime.memory import available_memory
 from lingp.inference.training_covariance import training_covariance
 from lingp.inference.tuning.scaled_spectrum import ScaledRows, ScaledSpectrum, works_in_a_space
 from lingp.inference.tuning.spectrum import CommonScales, has_spectral_evidence

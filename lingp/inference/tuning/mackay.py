@@ -30,7 +30,7 @@ from torch import Tensor
 
 from lingp.inference.factorize import OutOfRangeError
 from lingp.inference.laplace import LinearizedLaplace
-from lingp.inference.progress import count
+from lingp.runtime.progress import count
 from lingp.inference.tuning.search import Search, set_values
 from lingp.inference.tuning.spectrum import Parts, has_spectral_evidence, spectral_evidence
 from lingp.likelihoods import Gaussian

@@ -28,7 +28,7 @@ import torch
 from lingp.inference.batches import Batch
 from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.mean_scale import Matched
-from lingp.inference.progress import count
+from lingp.runtime.progress import count
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.tuning.scale_search import Found, search_grid, search_uphill
 from lingp.inference.tuning.validation_density import Factor, ValidationDensity

@@ -19,7 +19,7 @@ from torch import Tensor
 from lingp.inference.factorize import OutOfRangeError, RoundingWarning
 from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.mean_scale import best_scale
-from lingp.inference.memory import available_memory
+from lingp.runtime.memory import available_memory
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.tuning.scale_search import Scales
 from lingp.inference.tuning.scaled_spectrum import ScaledRows, ScaledSpectrum, works_in_a_space

@@ -14,7 +14,7 @@ from torch import Tensor
 from lingp.likelihoods.predictives.base import PredictiveOfMoments
 from lingp.likelihoods.predictives.quadrature import row_chunks
 from lingp.likelihoods.predictives.quantiles import interval_from_draws
-from lingp.likelihoods.psd_root import psd_root
+from lingp.linalg.psd import psd_root
 
 if TYPE_CHECKING:
     from lingp.likelihoods.base import Likelihood

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lingp.likelihoods.predictives.base import Predictive
-from lingp.likelihoods.psd_root import psd_root
+from lingp.linalg.psd import psd_root
 from lingp.likelihoods.targets import split_missing
 
 

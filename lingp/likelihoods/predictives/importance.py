@@ -13,7 +13,7 @@ from torch import Tensor
 from lingp.likelihoods.predictives.draws import quasi_normal
 from lingp.likelihoods.predictives.quadrature import row_chunks
 from lingp.likelihoods.predictives.sequential import SequentialNodes
-from lingp.likelihoods.psd_root import psd_root
+from lingp.linalg.psd import psd_root
 
 if TYPE_CHECKING:
     from lingp.likelihoods.base import Likelihood

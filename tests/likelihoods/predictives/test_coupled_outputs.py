@@ -21,7 +21,7 @@ from lingp.likelihoods import (
     StudentT,
 )
 from lingp.likelihoods.predictives.importance import log_terms, relative_error
-from lingp.likelihoods.psd_root import psd_root
+from lingp.linalg.psd import psd_root
 from lingp.models.joint import _AllRows
 
 ROWS = 4

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lingp.operators.first_order import first_order
+from lingp.linalg.first_order import first_order
 
 
 def psd_root(matrix: Tensor) -> Tensor:

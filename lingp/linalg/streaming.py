@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lingp.operators.first_order import first_order
+from lingp.linalg.first_order import first_order
 from lingp.operators.panels import add_product_
 
 Blocks = Callable[..., Iterator[Tensor]]

@@ -1,0 +1,1 @@
+"""Linear algebra that knows nothing of networks: roots, repairs, streamed products, derivatives."""

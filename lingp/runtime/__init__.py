@@ -1,0 +1,1 @@
+"""What the library stands on: memory, processes, progress, files, the speed of the machine."""
