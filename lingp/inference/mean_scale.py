@@ -103,7 +103,8 @@ class _Divergence:
     def __call__(self, scale: float) -> float:
         likelihood, moved = self.likelihood.with_scaled_mean(self.mean, scale)
         mixture = AffineMixture(likelihood, moved, self.covariance, self.normal)
-        found = likelihood.label_probs(mixture.mean).clamp(min=torch.finfo(moved.dtype).tiny)
+        found = likelihood.label_probs(mixture.mean_alone())
+        found = found.clamp(min=torch.finfo(moved.dtype).tiny)
         each = -torch.special.xlogy(self.wanted, found).flatten(1).sum(-1) - self.entropy
         total = self.shards.total(float((self.weights * each).sum()))
         return total / max(1.0, self.shards.total(float(self.weights.sum())))
@@ -123,6 +124,8 @@ def best_scale(
 ) -> float:
     """s of largest log predictive density of labels that are known, between 1/50 and 1,000.
 
+    The row of an unknown label (see `unknown_label`) counts with them.
+
     Parameters
     ----------
     likelihood, targets, weights
@@ -140,9 +143,12 @@ def best_scale(
 
     def loss(log_scale: float) -> float:
         scaled, moved = likelihood.with_scaled_mean(mean, math.exp(log_scale))
-        each = AffineMixture(scaled, moved, covariance, normal).log_prob(targets)
-        total = shards.total(float((each if weights is None else weights * each).sum()))
-        return -total + 0.5 * ((log_scale - math.log(start)) / typical) ** 2
+        mixture = AffineMixture(scaled, moved, covariance, normal)
+        each = mixture.log_prob(targets)
+        each = each if weights is None else weights * each
+        each = each + unknown_label(scaled, mixture.mean_alone(), shards)
+        expected = 0.5 * ((log_scale - math.log(start)) / typical) ** 2
+        return expected - shards.total(float(each.sum()))
 
     found = scipy.optimize.minimize_scalar(
         loss,
@@ -152,6 +158,30 @@ def best_scale(
     )
     # rows that don't care keep what is expected
     return start if loss(math.log(start)) <= found.fun else math.exp(found.x)
+
+
+def unknown_label(likelihood: Likelihood, moments: Tensor, shards: Shards) -> Tensor:
+    """What each row gives to the log density of one more row, whose label nobody knows, (n,).
+
+        1/N Σ_n 1/K Σ_k log p(k | x_n)
+
+    It may lie at any of the inputs, and have any of the labels, with equal probability. Rows of
+    which all labels are predicted right would like predictions to be certain; one more row of
+    which nothing is known asks for the chance of an error that so many rows can't rule out.
+    Platt (1999), "Probabilistic outputs for support vector machines", section 2.2, adds one of
+    each label.
+
+    Parameters
+    ----------
+    likelihood
+        Of class labels.
+    moments
+        E y of each row, (n x M).
+    shards
+        How the rows are spread over processes.
+    """
+    probs = likelihood.label_probs(moments).clamp(min=torch.finfo(moments.dtype).tiny)
+    return probs.log().mean(-1).flatten(1).sum(-1) / max(1, shards.num_rows)
 
 
 def left_out_covariance(data: DataTerm, posterior: Posterior, rows: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from lingp.inference.mean_scale import (
     flattening,
     left_out_covariance,
     matched_scale,
+    unknown_label,
 )
 from lingp.runtime.shards import Shards
 from lingp.likelihoods import Bernoulli, Categorical, Ordinal, Tempered
@@ -166,11 +167,12 @@ def test_labels_choose_the_scale_with_which_they_are_most_probable():
     mean = torch.randn(4000, 3, dtype=torch.float64, generator=generator)
     y = Categorical().sample(2.5 * mean, generator=generator)
     nothing = torch.zeros(4000, 3, 3, dtype=torch.float64)
-    options = {"shards": Shards.single(), "start": 1.0}
+    options = {"shards": Shards.single().with_rows(4000), "start": 1.0}
     found = best_scale(Categorical(), y, None, mean, nothing, **options)
 
     def loss(s):
-        return float(-Categorical().log_prob(y, s * mean).sum())
+        unknown = (s * mean).log_softmax(-1).mean()
+        return float(-Categorical().log_prob(y, s * mean).sum() - unknown)
 
     wanted = minimize_scalar(loss, bounds=(0.1, 20.0), method="bounded").x
     assert found == pytest.approx(wanted, rel=0.01)
@@ -178,7 +180,27 @@ def test_labels_choose_the_scale_with_which_they_are_most_probable():
     held = best_scale(Categorical(), y, None, mean, nothing, typical=1e-3, **options)
     assert held < 1.1  # a scale that is all but known stays
     twice = torch.full((4000,), 2.0, dtype=torch.float64)
-    assert best_scale(Categorical(), y, twice, mean, nothing, **options) == pytest.approx(found)
+    doubled = best_scale(Categorical(), y, twice, mean, nothing, **options)
+    assert doubled == pytest.approx(found, rel=2e-3)  # one unknown label to 8,000 known ones
+
+
+@pytest.mark.parametrize("num_rows", [20, 200])
+def test_rows_without_an_error_are_not_believed_to_be_certain(num_rows):
+    """One unknown label of two: n log(1 - e) + ½ log e + ½ log(1 - e) is largest at ½ / (n + 1)."""
+    mean = torch.full((num_rows, 1), 2.0, dtype=torch.float64)
+    y = torch.ones(num_rows, 1, dtype=torch.float64)
+    nothing = torch.zeros(num_rows, 1, 1, dtype=torch.float64)
+    shards = Shards.single().with_rows(num_rows)
+    found = best_scale(Bernoulli(), y, None, mean, nothing, shards=shards, start=1.0)
+    error = 0.5 / (num_rows + 1)
+    assert 2 * found == pytest.approx(math.log((1 - error) / error), rel=5e-3)
+
+
+def test_an_unknown_label_has_all_labels_of_all_outputs_alike():
+    probs = torch.tensor([[0.9, 0.2], [0.5, 0.6]], dtype=torch.float64)
+    found = unknown_label(Bernoulli(), probs, Shards.single().with_rows(2))
+    wanted = [0.5 * math.log(p * (1 - p)) + 0.5 * math.log(q * (1 - q)) for p, q in probs.tolist()]
+    assert found.tolist() == pytest.approx([w / 2 for w in wanted])
 
 
 def test_the_cutpoints_of_ordered_labels_are_scaled_too():

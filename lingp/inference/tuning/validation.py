@@ -11,7 +11,8 @@ Where the mean of class labels is scaled (see `lingp.inference.mean_scale`), its
 for these rows at every s. With it they often can't tell one s from another, for what the average
 takes the scale gives back, while far from the data s decides. So of the factors that these rows
 can't tell from the best, by the standard error of the difference, the one that changes least is
-taken.
+taken. Rows without a single error would like certainty; one more row, whose label nobody knows,
+counts with them.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ def tune_on_validation(
         laplace.mean_scale = Matched(scale / laplace.matched())
     result = ValidationResult(
         found.initial_value,
-        found.value - density.log_prior(found.best),
+        found.value - density.beside_rows(found.best),
         rows.shards.num_rows,
         {f.name: math.exp(x) for f, x in zip(factors, found.best, strict=True)},
         found.at_boundary,

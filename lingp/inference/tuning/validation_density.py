@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lingp.inference.factorize import OutOfRangeError, RoundingWarning
 from lingp.inference.laplace import LinearizedLaplace
-from lingp.inference.mean_scale import best_scale
+from lingp.inference.mean_scale import best_scale, unknown_label
 from lingp.runtime.memory import available_memory
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.tuning.scale_search import Scales
@@ -76,12 +76,20 @@ class Tried:
     ----------
     each
         Weighted log predictive density of the validation rows of this process, (n,).
+    unknown
+        Where the scale of the mean is free, what these rows give to the log density of a row of
+        unknown label (see `lingp.inference.mean_scale`), (n,).
     mean_scale
         s they have it with.
     """
 
     each: Tensor
+    unknown: Tensor | None
     mean_scale: float
+
+    def total(self) -> float:
+        """Of all rows of this process."""
+        return float((self.each if self.unknown is None else self.each + self.unknown).sum())
 
 
 class ValidationDensity:
@@ -159,6 +167,13 @@ class ValidationDensity:
         """Of the factors, up to a constant."""
         return -0.5 * sum((x / self.typical) ** 2 for x in scales)
 
+    def beside_rows(self, scales: Scales) -> float:
+        """What a value has besides the log density of the validation rows."""
+        tried = self.tried.get(scales)
+        unknown = None if tried is None else tried.unknown
+        own = 0.0 if unknown is None else float(unknown.sum())
+        return self.rows.shards.total(own) + self.log_prior(scales)
+
     def without_variance(self) -> float:
         """The density where predictions have no doubt about f but for what the mean's scale takes.
 
@@ -166,7 +181,7 @@ class ValidationDensity:
         """
         mean = self.rows.outputs
         nothing = mean.new_zeros(*mean.shape, mean.shape[1])
-        return self.rows.shards.total(float(self._tried(slice(None), mean, nothing).each.sum()))
+        return self.rows.shards.total(self._tried(slice(None), mean, nothing).total())
 
     def network_value(self) -> float | None:
         """The density by the network alone; None where predictions have another mean, or noise."""
@@ -174,8 +189,8 @@ class ValidationDensity:
             return None
         mean = self.rows.outputs
         nothing = mean.new_zeros(*mean.shape, mean.shape[1])
-        each = self._log_prob(slice(None), mean, nothing, 1.0)
-        return self.rows.shards.total(float(each.sum()))
+        tried = self._at_scale(slice(None), mean, nothing, 1.0)
+        return self.rows.shards.total(float(tried.each.sum()))
 
     def as_good_as(self, best: Scales) -> list[Scales]:
         """Of what was tried, what the rows can't tell from the best.
@@ -188,7 +203,7 @@ class ValidationDensity:
             lacks = self.tried[best].each - tried.each
             total, squares = shards.total(float(lacks.sum())), shards.total(float(lacks @ lacks))
             variance = max(0.0, squares / count - (total / count) ** 2)
-            lost = self.log_prior(best) - self.log_prior(scales)
+            lost = self.beside_rows(best) - self.beside_rows(scales)
             if total + lost <= math.sqrt(count * variance):
                 found.append(scales)
         return found
@@ -203,16 +218,16 @@ class ValidationDensity:
             elif self.set(candidates[i]):
                 # rows on their own, whose covariances needn't be kept
                 before = 0.0 if totals[i] == -math.inf else totals[i]
-                totals[i] = before + float(self._tried(*moments).each.sum())
+                totals[i] = before + self._tried(*moments).total()
         for i, scales in enumerate(candidates):
             if parts[i] and self.set(scales):
                 mean = torch.cat([mean for _, mean, _ in parts[i]])
                 covariance = torch.cat([covariance for _, _, covariance in parts[i]])
                 self.tried[scales] = self._tried(slice(None), mean, covariance)
                 if not any(scales):
-                    each = self._log_prob(slice(None), mean, covariance, self.mean_scale)
-                    self.initial_value = self.rows.shards.total(float(each.sum()))
-                totals[i] = float(self.tried[scales].each.sum())
+                    now = self._at_scale(slice(None), mean, covariance, self.mean_scale)
+                    self.initial_value = self.rows.shards.total(float(now.each.sum()))
+                totals[i] = self.tried[scales].total()
         self.set((0.0,) * len(self.factors))
         own = torch.tensor(totals, dtype=torch.float64, device=self.rows.outputs.device)
         for scales, total in zip(candidates, self.rows.shards.sum(own).tolist(), strict=True):
@@ -280,15 +295,20 @@ class ValidationDensity:
                 likelihood, targets, weights, mean, covariance,
                 shards=self.rows.shards, start=scale, typical=_TYPICAL_SCALE,
             )  # fmt: skip
-        return Tried(self._log_prob(rows, mean, covariance, scale), scale)
+        return self._at_scale(rows, mean, covariance, scale)
 
-    def _log_prob(self, rows: slice, mean: Tensor, covariance: Tensor, scale: float) -> Tensor:
-        """Weighted log predictive density of each row, (n,)."""
+    def _at_scale(self, rows: slice, mean: Tensor, covariance: Tensor, scale: float) -> Tried:
+        """The density of rows with these moments at some scale of the mean."""
         likelihood, location = self.laplace.likelihood.with_scaled_mean(mean, scale)
         generator = torch.Generator(mean.device).manual_seed(self.seed)
         predictive = likelihood.predictive(location, covariance, self.method, generator=generator)
         each = predictive.log_prob(self.rows.targets[rows])
-        return each if self.rows.weights is None else self.rows.weights[rows] * each
+        if self.rows.weights is not None:
+            each = self.rows.weights[rows] * each
+        unknown = None
+        if self.free_scale:
+            unknown = unknown_label(likelihood, predictive.mean, self.rows.shards)
+        return Tried(each, unknown, scale)
 
     def _scaled_rows(self) -> Iterator[tuple[slice, ScaledRows]]:
         assert self.spectrum is not None
