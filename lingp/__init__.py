@@ -25,13 +25,12 @@ from lingp.inference import Iterative, Sparse
 from lingp.kernels import NetworkMean, NTKernel
 from lingp.linearization import LinearizedNetwork, register_rule
 from lingp.models import JointPrediction, LeaveOneOutPrediction, LinearizedGP, Prediction
+from lingp.runtime.version import __version__
 from lingp.training import EvidenceTraining, train_with_evidence
 
 if TYPE_CHECKING:
     from lingp import estimators
     from lingp.estimators import LinearizedGPClassifier, LinearizedGPRegressor
-
-__version__ = "0.1.0"
 
 __all__ = [
     "EvidenceTraining",

@@ -23,11 +23,11 @@ from lingp.estimators.networks import build_network, layer_sizes
 from lingp.estimators.overfitting import evidence, overfitted
 from lingp.estimators.scaling import Standardizer
 from lingp.inference import Blocks, Mean, ValidationResult
-from lingp.runtime.progress import track
-from lingp.runtime.restoring import restored_on_error
 from lingp.likelihoods import Gaussian, Likelihood, QuadraticLikelihood
 from lingp.models import LinearizedGP, Prediction
 from lingp.priors import Prior
+from lingp.runtime.progress import track
+from lingp.runtime.restoring import restored_on_error
 from lingp.training import (
     EvidenceTrainer,
     EvidenceTraining,

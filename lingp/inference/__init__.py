@@ -10,10 +10,8 @@ from lingp.inference.factorize import RoundingWarning
 from lingp.inference.function_space import FunctionSpace
 from lingp.inference.iterative import Iterative
 from lingp.inference.laplace import LinearizedLaplace, Mean, Sites, Solution
-from lingp.runtime.memory import available_memory
 from lingp.inference.mode import Mode
 from lingp.inference.posterior import InferenceMethod, Posterior
-from lingp.runtime.shards import OtherRankError, Shards
 from lingp.inference.sparse import Sparse, SparsePosterior
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.tuning.hyperparameters import (
@@ -24,6 +22,8 @@ from lingp.inference.tuning.hyperparameters import (
 from lingp.inference.tuning.leave_one_out import LeaveOneOut, leave_one_out
 from lingp.inference.tuning.validation import BoundaryWarning, ValidationResult, tune_on_validation
 from lingp.inference.weight_space import WeightSpace
+from lingp.runtime.memory import available_memory
+from lingp.runtime.shards import OtherRankError, Shards
 
 __all__ = [
     "Blocks",

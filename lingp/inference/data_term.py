@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lingp.runtime.shards import Shards
 from lingp.likelihoods import CurvatureRoot, Likelihood, QuadraticLikelihood
+from lingp.runtime.shards import Shards
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,12 @@ from torch import Tensor
 from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.data_term import DataTerm
 from lingp.inference.posterior import Posterior
-from lingp.runtime.progress import count
-from lingp.runtime.shards import Shards
 from lingp.likelihoods import CurvatureRoot, DenseRoot, DiagonalRoot
 from lingp.likelihoods.predictives.draws import quasi_normal
 from lingp.likelihoods.predictives.quadrature import row_chunks
 from lingp.linalg.psd import psd_root
+from lingp.runtime.progress import count
+from lingp.runtime.shards import Shards
 
 NUM_NODES = 256  # moves test log likelihoods by less than 1e-3
 TOLERANCE = 1e-3  # of Λ̄, in Frobenius norm over observations

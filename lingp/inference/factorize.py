@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lingp.runtime.shards import Shards
 from lingp.linalg.streaming import Blocks, streamed_triangle
+from lingp.runtime.shards import Shards
 
 ROUNDING_LIMIT = 1e-2
 """Largest n·eps·λ_max at which Cholesky of the squared matrix is trusted."""

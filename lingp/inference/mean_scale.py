@@ -28,9 +28,9 @@ from torch import Tensor
 from lingp.inference.data_term import DataTerm
 from lingp.inference.expected_sites import cavity_root
 from lingp.inference.posterior import Posterior
-from lingp.runtime.shards import Shards
 from lingp.likelihoods import Likelihood
 from lingp.likelihoods.predictives.draws import AffineMixture, quasi_normal
+from lingp.runtime.shards import Shards
 
 
 @dataclass(frozen=True)

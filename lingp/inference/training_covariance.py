@@ -20,8 +20,8 @@ from torch import Tensor
 from lingp.inference.function_space import FunctionSpace
 from lingp.inference.posterior import Posterior
 from lingp.inference.weight_space import WeightSpace
-from lingp.operators import gram
 from lingp.linalg.first_order import first_order
+from lingp.operators import gram
 
 _UNRESOLVED = 1e4  # in units of rounding: D_n below this has lost its digits to cancellation
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from lingp.inference.batches import cut_batches, inputs_of
 from lingp.inference.cache import ValueCache
-from lingp.runtime.progress import track
-from lingp.runtime.shards import Shards
 from lingp.linearization import Factors, LinearizedNetwork
 from lingp.linearization.inputs import Inputs, num_rows
 from lingp.operators import RowBlocks, WeightGram, gram
+from lingp.runtime.progress import track
+from lingp.runtime.shards import Shards
 
 DENSE_CHUNK_BYTES = 1 << 27
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from lingp.inference.factorize import factorize
 from lingp.inference.posterior import Posterior, differentiable_in_factors
-from lingp.runtime.progress import track
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot, UniformRoot
 from lingp.linearization import Factors
 from lingp.priors import Prior
+from lingp.runtime.progress import track
 
 
 class WeightSpace(Posterior):

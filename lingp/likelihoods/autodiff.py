@@ -15,9 +15,9 @@ from torch.func import functional_call
 from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.predictives import AffineMixture, Predictive
 from lingp.likelihoods.predictives.draws import quasi_normal, random_normal
-from lingp.linalg.psd import psd_root
 from lingp.likelihoods.roots import CurvatureRoot, DenseRoot
 from lingp.likelihoods.targets import flatten_targets
+from lingp.linalg.psd import psd_root
 
 _CURVATURES = ("hessian", "gauss_newton")
 

@@ -14,9 +14,9 @@ from lingp.likelihoods.autodiff import call, name_of, over_nodes, unchecked_dist
 from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.divergence import base_of, divergence, divergence_rule
 from lingp.likelihoods.predictives import Predictive
-from lingp.linalg.psd import psd_root
 from lingp.likelihoods.roots import CurvatureRoot, DenseRoot
 from lingp.likelihoods.targets import check_values, flatten_targets
+from lingp.linalg.psd import psd_root
 
 _CURVATURES = ("fisher", "hessian")
 

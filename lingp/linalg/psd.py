@@ -1,4 +1,10 @@
-"""The square root of a positive semi-definite matrix, differentiable where eigenvalues repeat."""
+"""Square roots of positive semi-definite matrices of any rank, and repairs of what rounding does.
+
+psd_root      symmetric, with a derivative where eigenvalues repeat
+square_root   triangular where there is a Cholesky factor, of any shape else; no derivative
+lower_root    triangular always, of the matrix plus the least multiple of I; with a derivative
+nearest_psd   the matrix without its negative eigenvalues
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,8 @@ import torch
 from torch import Tensor
 
 from lingp.linalg.first_order import first_order
+
+_MOST_TRIES = 12
 
 
 def psd_root(matrix: Tensor) -> Tensor:
@@ -56,3 +64,51 @@ class _PsdRoot(torch.autograd.Function):
         divided = torch.where(sums > 0, sums / denominator.where(sums > 0, 1.0), 0.0)
         inner = vectors.mT @ (0.5 * (grad + grad.mT)) @ vectors
         return vectors @ (divided * inner) @ vectors.mT
+
+
+def square_root(matrix: Tensor) -> Tensor:
+    """A with A Aᵀ = matrix, (... x n x n), for PSD matrices of any rank, each on its own."""
+    size = matrix.shape[-1]
+    largest = matrix.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=0)
+    # what rounding has done to the matrix already
+    slack = size * torch.finfo(matrix.dtype).eps * largest
+    eye = torch.eye(size, dtype=matrix.dtype, device=matrix.device)
+    factor, info = torch.linalg.cholesky_ex(matrix + slack[..., None, None] * eye)
+    failed = info != 0
+    if not bool(failed.any()):
+        return factor
+    values, vectors = torch.linalg.eigh(torch.where(failed[..., None, None], matrix, eye))
+    root = vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
+    return torch.where(failed[..., None, None], root, factor)
+
+
+def lower_root(matrix: Tensor) -> Tensor:
+    """Lower triangular L with L Lᵀ = matrix + ε I, (*batch, n, n)."""
+    size = matrix.shape[-1]
+    largest = matrix.detach().diagonal(dim1=-2, dim2=-1).amax(-1) if size else matrix.new_zeros(())
+    slack = size * torch.finfo(matrix.dtype).eps * largest.clamp(min=torch.finfo(matrix.dtype).tiny)
+    eye = torch.eye(size, dtype=matrix.dtype, device=matrix.device)
+    with torch.no_grad():
+        for _ in range(_MOST_TRIES):
+            failed = torch.linalg.cholesky_ex(matrix + slack[..., None, None] * eye).info != 0
+            if not bool(failed.any()):
+                break
+            slack = torch.where(failed, 10 * slack, slack)
+    return torch.linalg.cholesky(matrix + slack[..., None, None] * eye)
+
+
+def nearest_psd(matrices: Tensor) -> Tensor:
+    """Negative eigenvalues, which rounding makes, set to zero; (n x C x C)."""
+    if matrices.shape[-1] == 1:
+        return matrices.clamp(min=0)
+    values, vectors = torch.linalg.eigh(0.5 * (matrices + matrices.mT))
+    return (vectors * values.clamp(min=0).unsqueeze(-2)) @ vectors.mT
+
+
+def with_jitter(covariance: Tensor) -> Tensor:
+    """K(Z, Z) + δ I, with δ of the size of the rounding errors in it."""
+    size = covariance.shape[-1]
+    scale = covariance.detach().diagonal(dim1=-2, dim2=-1).sum(-1)
+    jitter = 10 * torch.finfo(covariance.dtype).eps * scale
+    identity = torch.eye(size, dtype=covariance.dtype, device=covariance.device)
+    return covariance + jitter[..., None, None] * identity

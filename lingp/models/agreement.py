@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from lingp.inference import TrainingSet
-from lingp.runtime.shards import Shards, fingerprint
 from lingp.likelihoods import Likelihood
 from lingp.priors import Prior
+from lingp.runtime.shards import Shards, fingerprint
 
 
 def check_ranks(

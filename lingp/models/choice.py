@@ -1,4 +1,4 @@
-"""Memory that may be used, and the inference method that is chosen within it."""
+"""The inference method that is chosen within the memory there is."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from lingp.inference import (
     TrainingSet,
     WeightSpace,
     Workload,
-    available_memory,
     choose_inference,
     flop_limit,
 )
 from lingp.inference.expected_sites import TYPICAL
 from lingp.inference.mean_scale import Matched, MeanScale
-from lingp.runtime.speed import seconds_for
 from lingp.likelihoods import Likelihood, QuadraticLikelihood
 from lingp.operators import row_flops
 from lingp.priors import Prior
+from lingp.runtime.memory import dense_bytes
+from lingp.runtime.speed import seconds_for
 
 
 @runtime_checkable
@@ -48,9 +48,6 @@ Inference = Literal["auto"] | Space | InferenceMethod | Bindable
 
 _NUM_NEWTON = 10  # posteriors on the way to a mode
 _WORTH_SAYING = 2.0  # seconds
-_MEMORY_SHARE = 0.8  # of what is free, when the user names no budget
-_DENSE_SHARE = 1 / 8  # of the budget, for pieces that are written out
-_DENSE_LIMIT = 1 << 28  # bytes; larger pieces are no faster
 
 
 def check_inference(inference: Inference) -> None:
@@ -73,22 +70,10 @@ def check_mean_scale(value: MeanScaleOption) -> MeanScaleOption:
     raise ValueError(f'mean_scale: expected "auto", "matched" or a positive number, got {value!r}')
 
 
-def memory_for(budget: int | None, device: torch.device, held: float = 0.0) -> float:
-    """Bytes that may be used: the user's budget, or a share of what is free or `held` already."""
-    if budget is not None:
-        return float(budget)
-    return _MEMORY_SHARE * (available_memory(device) + held)
-
-
 def factor_bytes(inference: Inference, memory: float) -> int:
     """Bytes for the factors of the training data: none where inference streams over the data."""
     streams = inference == "sparse" or isinstance(inference, Sparse | Blocks)
     return 0 if streams else int(memory / 2)
-
-
-def dense_bytes(memory: float) -> int:
-    """Bytes for pieces that are written out."""
-    return int(min(_DENSE_SHARE * memory, _DENSE_LIMIT))
 
 
 def choose_method(

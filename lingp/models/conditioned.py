@@ -15,8 +15,6 @@ from lingp.inference.laplace import Sites
 from lingp.inference.mean_scale import Matched, MeanScale
 from lingp.inference.origin import Origin
 from lingp.inference.posterior import carried_over
-from lingp.runtime.restoring import restored_on_error
-from lingp.runtime.shards import Shards
 from lingp.likelihoods import Likelihood, as_likelihood
 from lingp.linearization import LinearizedNetwork, ParameterSelection
 from lingp.models.agreement import check_ranks
@@ -28,15 +26,16 @@ from lingp.models.choice import (
     check_inference,
     check_mean_scale,
     choose_method,
-    dense_bytes,
     factor_bytes,
-    memory_for,
 )
 from lingp.models.class_weights import ClassWeight
 from lingp.models.doubts import warn_of_posterior
 from lingp.models.fitting import FittedData, Missing
 from lingp.models.intake import as_row_numbers
 from lingp.priors import Prior, as_prior
+from lingp.runtime.memory import dense_bytes, memory_for
+from lingp.runtime.restoring import restored_on_error
+from lingp.runtime.shards import Shards
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -8,8 +8,8 @@ import torch
 from linear_operator.operators import DenseLinearOperator, LinearOperator, RootLinearOperator
 from torch import Tensor
 
+from lingp.linalg.psd import square_root
 from lingp.operators.exact import ExactDenseLinearOperator
-from lingp.operators.square_root import square_root
 
 
 class PosteriorCovariance(ExactDenseLinearOperator):

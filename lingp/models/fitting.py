@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from lingp.inference import TrainingSet
-from lingp.runtime.memory import format_bytes
 from lingp.inference.origin import Origin
-from lingp.runtime.shards import Shards
 from lingp.likelihoods import Likelihood
 from lingp.linearization import LinearizedNetwork
 from lingp.linearization.inputs import Inputs
 from lingp.models.class_weights import ClassWeight, class_factors
 from lingp.models.intake import Batch, as_batches
+from lingp.runtime.memory import format_bytes
+from lingp.runtime.shards import Shards
 
 Missing = Literal["error", "nan"]
 

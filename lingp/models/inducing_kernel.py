@@ -22,16 +22,8 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
+from lingp.linalg.psd import with_jitter
 from lingp.operators.exact import ExactSumLinearOperator, as_exact
-
-
-def with_jitter(covariance: Tensor) -> Tensor:
-    """K(Z, Z) + δ I, with δ of the size of the rounding errors in it."""
-    size = covariance.shape[-1]
-    scale = covariance.detach().diagonal(dim1=-2, dim2=-1).sum(-1)
-    jitter = 10 * torch.finfo(covariance.dtype).eps * scale
-    identity = torch.eye(size, dtype=covariance.dtype, device=covariance.device)
-    return covariance + jitter[..., None, None] * identity
 
 
 class InducingPointNTKernel(InducingPointKernel):

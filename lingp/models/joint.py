@@ -13,8 +13,8 @@ from torch import Tensor
 from lingp.likelihoods import CurvatureRoot, Likelihood, QuadraticLikelihood
 from lingp.likelihoods.predictives.gaussian import marginal_log_prob, total_factor
 from lingp.likelihoods.predictives.importance import log_terms, relative_error
+from lingp.linalg.psd import square_root
 from lingp.models.layout import TargetLayout
-from lingp.operators.square_root import square_root
 
 
 class JointPrediction(ABC):

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from lingp.inference import LinearizedLaplace, Posterior
-from lingp.runtime.memory import format_bytes
-from lingp.runtime.progress import track
 from lingp.linearization import Factors, LinearizedNetwork
 from lingp.linearization.inputs import Inputs, num_rows
-from lingp.models.choice import dense_bytes
 from lingp.models.intake import row_batches
+from lingp.runtime.memory import dense_bytes, format_bytes
+from lingp.runtime.progress import track
 
 _JOINT_MATRICES = 4  # n·C x n·C, alive at a time
 _WEIGHTS = 3  # P x samples

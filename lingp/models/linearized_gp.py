@@ -19,7 +19,6 @@ from lingp.inference import (
 from lingp.inference.evidence import Evidence, evidence
 from lingp.inference.mean_scale import Matched
 from lingp.inference.mode import Mode
-from lingp.runtime.restoring import restored_on_error
 from lingp.linearization.inputs import num_rows
 from lingp.models.covariance import PosteriorCovariance
 from lingp.models.doubts import warn_of_evidence
@@ -35,6 +34,7 @@ from lingp.models.tuning import (
     refuse_with_validation,
     refuse_without_validation,
 )
+from lingp.runtime.restoring import restored_on_error
 
 
 class LinearizedGP(StorableNetwork):

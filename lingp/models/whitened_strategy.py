@@ -10,7 +10,7 @@ from linear_operator import to_dense
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-from lingp.models.inducing_kernel import with_jitter
+from lingp.linalg.psd import with_jitter
 from lingp.operators.exact import ExactSumLinearOperator
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import torch
 
+_SHARE = 0.8  # of what is free, when the user names no budget
+_DENSE_SHARE = 1 / 8  # of the budget, for pieces that are written out
+_DENSE_LIMIT = 1 << 28  # bytes; larger pieces are no faster
 _UNKNOWN = 4.0 * 2**30  # where the system tells nothing
 _PROC = Path("/proc")
 _GROUPS = Path("/sys/fs/cgroup")
@@ -25,6 +28,18 @@ def available_memory(device: torch.device) -> float:
         return float(torch.cuda.mem_get_info(device)[0] + cached)
     known = [_system_memory(), _group_memory(), _process_memory()]
     return max(0.0, min((bytes_ for bytes_ in known if bytes_ is not None), default=_UNKNOWN))
+
+
+def memory_for(budget: int | None, device: torch.device, held: float = 0.0) -> float:
+    """Bytes that may be used: the user's budget, or a share of what is free or `held` already."""
+    if budget is not None:
+        return float(budget)
+    return _SHARE * (available_memory(device) + held)
+
+
+def dense_bytes(memory: float) -> int:
+    """Bytes for pieces that are written out."""
+    return int(min(_DENSE_SHARE * memory, _DENSE_LIMIT))
 
 
 def format_bytes(count: float) -> str:

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lingp.saving.errors import SavedFileError
 from lingp.runtime.files import PathLike, UnreadableError, read_whole, write_whole
+from lingp.runtime.version import __version__
+from lingp.saving.errors import SavedFileError
 
 KIND = "lingp LinearizedGP"
 VERSION = 2
@@ -28,12 +29,10 @@ def write(path: PathLike, content: dict[str, Any]) -> int:
     FileNotFoundError
         If the folder doesn't exist.
     """
-    import lingp
-
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"path: the folder {target.parent} doesn't exist; make it first")
-    about = {"kind": KIND, "version": VERSION, "lingp": lingp.__version__}
+    about = {"kind": KIND, "version": VERSION, "lingp": __version__}
     return write_whole(target, {**about, **content})
 
 
@@ -45,8 +44,6 @@ def read(path: PathLike, map_location: MapLocation) -> dict[str, Any]:
     SavedFileError
         If it is damaged, something else, of a newer version or of a device that isn't here.
     """
-    import lingp
-
     where = os.fspath(path)
     try:
         found = read_whole(path, map_location)
@@ -67,7 +64,7 @@ def read(path: PathLike, map_location: MapLocation) -> dict[str, Any]:
     if found["version"] > VERSION:
         raise SavedFileError(
             f"path: {where} has format {found['version']}, written by lingp {found['lingp']}; this "
-            f"is lingp {lingp.__version__}, which reads formats up to {VERSION}: install a newer "
+            f"is lingp {__version__}, which reads formats up to {VERSION}: install a newer "
             "one"
         )
     return found

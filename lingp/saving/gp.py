@@ -28,7 +28,6 @@ from lingp.inference import FunctionSpace, LinearizedLaplace
 from lingp.inference.evidence import evidence
 from lingp.inference.iterative import BoundIterative
 from lingp.inference.mean_scale import Matched
-from lingp.runtime.memory import format_bytes
 from lingp.inference.sparse import BoundSparse
 from lingp.likelihoods import FromDistribution, Likelihood
 from lingp.linearization.frozen import frozen_copy
@@ -36,6 +35,8 @@ from lingp.linearization.selection import unwrapped
 from lingp.models.fitting import FittedData
 from lingp.models.storable import StorableNetwork
 from lingp.priors import Prior
+from lingp.runtime.memory import format_bytes
+from lingp.runtime.tensors import set_tensors, tensors_of
 from lingp.saving import architecture, hyperparameters
 from lingp.saving.codec import from_plain, own, to_plain
 from lingp.saving.data import data_from_plain, data_to_plain
@@ -48,7 +49,6 @@ from lingp.saving.methods import (
 )
 from lingp.saving.posteriors import posterior_from_plain, posterior_to_plain
 from lingp.saving.without_data import FittedDataLeftOut, LaplaceLeftOut, TrainingSetLeftOut
-from lingp.training.state import set_tensors, tensors_of
 
 GP = TypeVar("GP", bound=StorableNetwork)
 IncludeData = Literal["auto"] | bool

@@ -21,10 +21,10 @@ from lingp.inference import (
 from lingp.inference.batches import Batch
 from lingp.inference.evidence import evidence
 from lingp.inference.origin import Origin
-from lingp.runtime.shards import Shards
 from lingp.likelihoods import CurvatureRoot, Likelihood
 from lingp.linearization import Factors, LinearizedNetwork
 from lingp.models.fitting import FittedData
+from lingp.runtime.shards import Shards
 from lingp.saving.errors import refuse
 
 

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from lingp.inference import Mean
-from lingp.runtime.progress import track
 from lingp.likelihoods import Likelihood
 from lingp.linearization import ParameterSelection
 from lingp.models.choice import Inference
 from lingp.models.fitting import Missing
 from lingp.models.tuning import SearchMethod
 from lingp.priors import Prior
+from lingp.runtime.progress import track
 from lingp.training.input_learner import InputLearner
 from lingp.training.optimization import MakeOptimizer
 from lingp.training.outcome import EvidenceTraining

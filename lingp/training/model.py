@@ -15,9 +15,10 @@ from lingp.linearization import LinearizedNetwork, ParameterSelection
 from lingp.linearization.inputs import call_network
 from lingp.linearization.selection import unwrapped
 from lingp.models import LinearizedGP
-from lingp.models.choice import Inference, check_inference, memory_for
+from lingp.models.choice import Inference, check_inference
 from lingp.models.fitting import Missing
 from lingp.priors import Prior, as_prior
+from lingp.runtime.memory import memory_for
 from lingp.training.batches import Batch
 from lingp.training.hyperparameter_step import conditioned
 from lingp.training.map_loss import Penalty

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import math
 
-from lingp.runtime.memory import format_bytes
-from lingp.runtime.progress import count
 from lingp.models import LinearizedGP
-from lingp.models.choice import memory_for
+from lingp.runtime.memory import format_bytes, memory_for
+from lingp.runtime.progress import count
 from lingp.training.evidence_training import EvidenceTraining
 from lingp.training.pruning_search import Pruned, Search, What, with_network_mean
 

@@ -6,13 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lingp.likelihoods import Likelihood
 from lingp.priors import Prior
-
-Tensors = dict[str, Any]
+from lingp.runtime.tensors import Tensors, set_tensors, tensors_of
 
 
 @dataclass(frozen=True)
@@ -46,25 +44,6 @@ class State:
     def to_dict(self) -> dict[str, Any]:
         """For `torch.save`."""
         return dict(vars(self))
-
-
-def tensors_of(module: nn.Module) -> Tensors:
-    """Copies of a module's parameters and buffers, also of those that `state_dict` leaves out."""
-    found = {k: v.clone() if isinstance(v, Tensor) else v for k, v in module.state_dict().items()}
-    for name, buffer in module.named_buffers():
-        if name not in found:
-            found[name] = buffer.detach().clone()
-    return found
-
-
-def set_tensors(module: nn.Module, values: Tensors) -> None:
-    """Put back what `tensors_of` gave, in place."""
-    known = module.state_dict().keys()
-    module.load_state_dict({k: v for k, v in values.items() if k in known})
-    with torch.no_grad():
-        for name, buffer in module.named_buffers():
-            if name not in known:
-                buffer.copy_(values[name])
 
 
 class KeptStates:

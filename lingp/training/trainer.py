@@ -22,6 +22,7 @@ from lingp.models.choice import Inference
 from lingp.models.fitting import Missing
 from lingp.models.tuning import SearchMethod
 from lingp.priors import Prior
+from lingp.runtime.tensors import set_tensors, tensors_of
 from lingp.training import faults
 from lingp.training.checkpoint import PathLike, read_checkpoint, write_checkpoint
 from lingp.training.fingerprint import describe, describe_module, describe_network
@@ -33,7 +34,7 @@ from lingp.training.outcome import EvidenceTraining
 from lingp.training.plan import Plan, Selection
 from lingp.training.randomness import PrivateRandomness
 from lingp.training.rows import training_rows
-from lingp.training.state import KeptStates, State, set_tensors, tensors_of
+from lingp.training.state import KeptStates, State
 
 EveryStep = Callable[[nn.Module, Likelihood, Prior, int], object]
 

@@ -21,9 +21,9 @@ from lingp.inference.mean_scale import (
     matched_scale,
     unknown_label,
 )
-from lingp.runtime.shards import Shards
 from lingp.likelihoods import Bernoulli, Categorical, Ordinal, Tempered
 from lingp.priors import Isotropic
+from lingp.runtime.shards import Shards
 
 N = 30
 LIKELIHOODS = {

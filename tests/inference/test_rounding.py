@@ -10,8 +10,8 @@ from laplace_cases import CASES, dense_reference, hyperparameters, make_laplace
 
 from lingp.inference import RoundingWarning, factorize
 from lingp.inference.factorize import largest_eigenvalue
-from lingp.linalg.streaming import streamed_gram, streamed_triangle
 from lingp.likelihoods import Gaussian
+from lingp.linalg.streaming import streamed_gram, streamed_triangle
 from lingp.priors import Isotropic, Layerwise
 
 

@@ -23,7 +23,7 @@ from botorch.sampling import SobolQMCNormalSampler
 from botorch.sampling.list_sampler import ListSampler
 
 from lingp.integrations.botorch import LinearizedGPModel
-from lingp.integrations.botorch.covariance import lower_root
+from lingp.linalg.psd import lower_root
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])

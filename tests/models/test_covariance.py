@@ -11,8 +11,9 @@ from linear_operator.test.linear_operator_test_case import LinearOperatorTestCas
 from torch import nn
 
 from lingp.likelihoods import Gaussian
+from lingp.linalg.psd import square_root
 from lingp.models import LinearizedGP
-from lingp.models.covariance import PosteriorCovariance, square_root
+from lingp.models.covariance import PosteriorCovariance
 
 
 def matrix(size=5, rank=5):

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from lingp.inference.blocks.pieces import Piece, rows_of, single_outputs
 from lingp.inference.blocks.posterior import BlocksPosterior, log_determinants, rates
-from lingp.runtime.memory import format_bytes
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.priors import Prior
+from lingp.runtime.memory import format_bytes
 
 Estimate = Literal["between", "lower", "upper"]
 Outputs = Literal["joint", "separate"]

@@ -15,8 +15,8 @@ from lingp.inference.prior_values import PriorValues
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.weight_space import WeightSpace
 from lingp.likelihoods import CurvatureRoot
-from lingp.linearization import Factors
 from lingp.linalg.first_order import first_order
+from lingp.linearization import Factors
 from lingp.priors import Prior
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lingp.runtime.memory import format_bytes
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.operators.products import gram_flops, product_flops
+from lingp.runtime.memory import format_bytes
 
 Way = Literal["dense", "factors", "recomputed"]
 

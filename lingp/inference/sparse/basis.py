@@ -17,15 +17,15 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from lingp.inference.origin import Origin
-from lingp.runtime.progress import track
 from lingp.inference.sparse.accumulation import Accumulation
 from lingp.inference.sparse.inducing import InducingPoints
 from lingp.inference.sparse.streamed_products import streamed_matmul, streamed_t_matmul
-from lingp.linalg.streaming import streamed_gram
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot, UniformRoot
+from lingp.linalg.streaming import streamed_gram
 from lingp.linearization import Factors
 from lingp.operators import diagonal_blocks
+from lingp.runtime.progress import track
 
 
 class Basis:

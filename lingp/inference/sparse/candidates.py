@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from lingp.inference.convergence import ConvergenceWarning
-from lingp.runtime.memory import format_bytes
 from lingp.inference.sparse import selection
 from lingp.inference.sparse.inducing import InducingPoints
 from lingp.inference.sparse.selection import Selection
 from lingp.inference.training_set import TrainingSet
 from lingp.linearization import Factors
 from lingp.operators import gram
+from lingp.runtime.memory import format_bytes
 
 Rule = Literal["greedy", "kmeans++", "random"]
 Points = Literal["inputs", "pairs"]

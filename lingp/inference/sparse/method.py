@@ -9,7 +9,6 @@ import torch
 
 from lingp.inference.cache import ValueCache
 from lingp.inference.origin import Origin
-from lingp.runtime.shards import fingerprint
 from lingp.inference.sparse.basis import Basis
 from lingp.inference.sparse.candidates import InducingChoice, Points, Rule, choose_inducing
 from lingp.inference.sparse.inducing import InducingPoints, points_at
@@ -20,6 +19,7 @@ from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.linearization.inputs import Inputs, input_tensors
 from lingp.priors import Prior
+from lingp.runtime.shards import fingerprint
 
 _KEPT_SHARE = 0.25  # of memory, for features of the training data
 

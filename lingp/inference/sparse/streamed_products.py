@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lingp.linalg.streaming import Blocks, pull_back
 from lingp.linalg.first_order import first_order
+from lingp.linalg.streaming import Blocks, pull_back
 
 
 def streamed_matmul(blocks: Blocks, num_rows: int, right: Tensor, *inputs: Tensor) -> Tensor:

@@ -34,10 +34,10 @@ from torch import Tensor
 from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.laplace import LinearizedLaplace
-from lingp.runtime.progress import count
 from lingp.inference.tuning.mackay import applies, fixed_point
 from lingp.inference.tuning.objectives import OBJECTIVES, Objective
 from lingp.inference.tuning.search import Search, maximize_from_starts, set_values, start_shifts
+from lingp.runtime.progress import count
 
 _RESTARTS = 2  # where each evaluation takes a factorisation
 _MANY = 50  # hyperparameters: from here on fixed-point updates, and no restarts

@@ -28,10 +28,10 @@ from lingp.inference.data_term import DataTerm
 from lingp.inference.factorize import OutOfRangeError
 from lingp.inference.features import WhitenedJacobian
 from lingp.inference.laplace import LinearizedLaplace
-from lingp.runtime.memory import available_memory
 from lingp.inference.training_covariance import training_covariance
 from lingp.inference.tuning.scaled_spectrum import ScaledRows, ScaledSpectrum, works_in_a_space
 from lingp.inference.tuning.spectrum import CommonScales, has_spectral_evidence
+from lingp.runtime.memory import available_memory
 
 _KEPT_SHARE = 0.25  # of free memory, for rows in the eigenbasis
 

@@ -30,11 +30,11 @@ from torch import Tensor
 
 from lingp.inference.factorize import OutOfRangeError
 from lingp.inference.laplace import LinearizedLaplace
-from lingp.runtime.progress import count
 from lingp.inference.tuning.search import Search, set_values
 from lingp.inference.tuning.spectrum import Parts, has_spectral_evidence, spectral_evidence
 from lingp.likelihoods import Gaussian
 from lingp.priors import Grouped, Isotropic, Layerwise
+from lingp.runtime.progress import count
 
 _MEMORY = 5  # updates to extrapolate from
 _LARGEST_STEP = 4.0  # of a logarithm

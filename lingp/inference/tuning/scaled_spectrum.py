@@ -26,6 +26,7 @@ from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.weight_space import WeightSpace, weighted_ggn
 from lingp.likelihoods import CurvatureRoot, Gaussian
+from lingp.linalg.psd import nearest_psd
 from lingp.linearization import Factors
 from lingp.operators import diagonal_blocks, gram
 
@@ -134,7 +135,7 @@ class ScaledSpectrum:
         basis = self.root.t_apply(cross).flatten(0, 1).mT @ self.vectors  # (n·C, N·K)
         basis = (basis * self._inverse_root()).unflatten(0, shape)
         unseen = diagonal_blocks(factors, self.variances) - basis @ basis.mT
-        return ScaledRows(basis, _nearest_psd(unseen))
+        return ScaledRows(basis, nearest_psd(unseen))
 
     @torch.no_grad()
     def coordinates(self, z: Tensor) -> Tensor:
@@ -186,11 +187,3 @@ def common_noise(laplace: LinearizedLaplace) -> Tensor | None:
     if isinstance(likelihood, Gaussian) and likelihood.raw_noise.dim() == 0:
         return likelihood.noise
     return None
-
-
-def _nearest_psd(matrices: Tensor) -> Tensor:
-    """Negative eigenvalues, which rounding makes, set to zero; (n x C x C)."""
-    if matrices.shape[-1] == 1:
-        return matrices.clamp(min=0)
-    values, vectors = torch.linalg.eigh(0.5 * (matrices + matrices.mT))
-    return (vectors * values.clamp(min=0).unsqueeze(-2)) @ vectors.mT

@@ -19,12 +19,12 @@ from torch import Tensor
 from lingp.inference.factorize import OutOfRangeError, RoundingWarning
 from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.mean_scale import best_scale, unknown_label
-from lingp.runtime.memory import available_memory
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.tuning.scale_search import Scales
 from lingp.inference.tuning.scaled_spectrum import ScaledRows, ScaledSpectrum, works_in_a_space
 from lingp.likelihoods import CurvatureRoot
 from lingp.linearization import Factors
+from lingp.runtime.memory import available_memory
 
 _KEPT_SHARE = 0.25  # of free memory, for rows in the eigenbasis
 _TYPICAL_SCALE = math.log(2.0)  # how far the matched scale of the mean may be off, in logarithms

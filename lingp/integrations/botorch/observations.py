@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lingp.integrations.botorch.covariance import lower_root
+from lingp.linalg.psd import lower_root
 
 Joint = Callable[[Tensor], tuple[Tensor, Tensor]]
 """X (*batch, q, d) -> mean (*batch, q·C) and covariance (*batch, q·C, q·C), rows data-major."""

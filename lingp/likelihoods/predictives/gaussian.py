@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lingp.likelihoods.predictives.base import Predictive
-from lingp.linalg.psd import psd_root
 from lingp.likelihoods.targets import split_missing
+from lingp.linalg.psd import psd_root
 
 
 @dataclass(frozen=True)
