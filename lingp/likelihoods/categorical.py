@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lingp.likelihoods.base import Likelihood
+from lingp.likelihoods.named import named
 from lingp.likelihoods.predictives import LabelPredictive, Predictive, SampledLabels, softmax
 from lingp.likelihoods.predictives.draws import random_normal
 from lingp.likelihoods.roots import BlockRoot, CurvatureRoot, DenseRoot
@@ -13,6 +14,7 @@ from lingp.likelihoods.targets import check_values, flatten_targets, split_missi
 from lingp.likelihoods.two_classes import integrate_two
 
 
+@named("categorical")
 class Categorical(Likelihood):
     """log p(y | f) = f_y - log Σ_k exp f_k,   p = softmax(f).
 

@@ -10,11 +10,13 @@ from gpytorch.constraints import Interval
 from torch import Tensor
 
 from lingp.likelihoods.base import QuadraticLikelihood
+from lingp.likelihoods.named import named
 from lingp.likelihoods.predictives import GaussianPredictive
 from lingp.likelihoods.roots import CurvatureRoot, DiagonalRoot, UniformRoot
 from lingp.likelihoods.targets import flatten_targets, split_missing
 
 
+@named("gaussian")
 class Gaussian(QuadraticLikelihood):
     """log p(y | f) = -½ Σ_c [ (y_c - f_c)² / noise_c + log(2π noise_c) ].
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from lingp.likelihoods.base import Likelihood
+from lingp.likelihoods.named import named
 from lingp.likelihoods.predictives import (
     AffineMixture,
     GaussianPredictive,
@@ -25,6 +26,7 @@ _LOWEST = -40.0
 _HIGHEST = {"softplus": math.exp(40.0), "exp": 40.0}
 
 
+@named("heteroscedastic")
 class Heteroscedastic(Likelihood):
     """y ~ N(μ, σ²) with natural parameters η₁ = f₁ = μ / σ² and η₂ = -½ g(f₂) = -1 / (2σ²).
 

@@ -16,10 +16,12 @@ from lingp.likelihoods.counts import (
     sample_poisson,
     stirling_error,
 )
+from lingp.likelihoods.named import named
 from lingp.likelihoods.poisson import Poisson, log_rate
 from lingp.likelihoods.special import betainc
 
 
+@named("negative_binomial")
 class NegativeBinomial(Poisson):
     """Counts with mean μ = exposure · exp(f) and variance μ + dispersion · μ².
 

@@ -18,9 +18,11 @@ from lingp.likelihoods.counts import (
     sample_poisson,
 )
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
+from lingp.likelihoods.named import named
 from lingp.likelihoods.targets import flatten_targets
 
 
+@named("poisson")
 class Poisson(ElementwiseLikelihood):
     """log p(y | f) = Σ_c [ y_c η_c - exp(η_c) - log y_c! ],   η = f + log exposure.
 

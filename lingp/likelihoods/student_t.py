@@ -10,10 +10,12 @@ from gpytorch.constraints import GreaterThan, Interval
 from torch import Tensor
 
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
+from lingp.likelihoods.named import named
 from lingp.likelihoods.special import student_t_cdf
 from lingp.likelihoods.targets import flatten_targets
 
 
+@named("student_t")
 class StudentT(ElementwiseLikelihood):
     """y = f + scale · t,  t ~ Student-t with ν degrees of freedom, independently for each output.
 

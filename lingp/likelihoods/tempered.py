@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lingp.likelihoods.base import Likelihood, QuadraticLikelihood
+from lingp.likelihoods.named import as_likelihood
 from lingp.likelihoods.predictives import Predictive
 from lingp.likelihoods.roots import CurvatureRoot
 
@@ -49,7 +50,7 @@ class Tempered(Likelihood):
         self, likelihood: Likelihood | str, temperature: float = 1.0, *, learn: bool = False
     ) -> None:
         super().__init__()
-        self.likelihood = _as_likelihood(likelihood)
+        self.likelihood = as_likelihood(likelihood)
         self.register_positive("temperature", temperature, requires_grad=learn)
         if self.raw_temperature.dim() > 0:
             raise ValueError(f"temperature: expected one number, got {temperature}")
@@ -156,10 +157,4 @@ class TemperedQuadratic(Tempered, QuadraticLikelihood):  # type: ignore[override
 
 
 def _is_quadratic(likelihood: Likelihood | str) -> bool:
-    return isinstance(_as_likelihood(likelihood), QuadraticLikelihood)
-
-
-def _as_likelihood(likelihood: Likelihood | str) -> Likelihood:
-    from lingp.likelihoods import as_likelihood  # which knows all names, this file's included
-
-    return as_likelihood(likelihood)
+    return isinstance(as_likelihood(likelihood), QuadraticLikelihood)

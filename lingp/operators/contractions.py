@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lingp.linearization.align import aligned
 from lingp.linearization.blocks import Block, OuterBlock
-from lingp.linearization.factors import Factors
+from lingp.linearization.factors import Factors, aligned
 from lingp.operators.panels import add_panel_gradients_, add_panels_
 from lingp.operators.per_weight import diagonal_blocks_per_weight, is_per_weight, sort_units, split
 from lingp.operators.positions import add_positions_

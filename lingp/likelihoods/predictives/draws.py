@@ -6,18 +6,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lingp.likelihoods.predictives.base import PredictiveOfMoments
+from lingp.likelihoods.predictives.conditional import Conditional
 from lingp.likelihoods.predictives.quadrature import row_chunks
 from lingp.likelihoods.predictives.quantiles import interval_from_draws
 from lingp.linalg.psd import psd_root
-
-if TYPE_CHECKING:
-    from lingp.likelihoods.base import Likelihood
 
 DEFAULT_NUM_SAMPLES = 1000
 
@@ -81,7 +78,7 @@ class AffineMixture(PredictiveOfMoments):
         The known quantity of each target, (N x T), where the likelihood has one.
     """
 
-    likelihood: Likelihood
+    likelihood: Conditional
     location: Tensor
     covariance: Tensor
     normal: Tensor

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lingp.likelihoods.predictives.base import PredictiveOfMoments
+from lingp.likelihoods.predictives.conditional import ElementwiseConditional
 from lingp.likelihoods.predictives.draws import draw_latents
 from lingp.likelihoods.predictives.importance import log_evidence, product_or_joint
 from lingp.likelihoods.predictives.mass import first_panels
@@ -26,9 +26,6 @@ from lingp.likelihoods.predictives.quantiles import (
     interval_from_draws,
     real_quantile,
 )
-
-if TYPE_CHECKING:
-    from lingp.likelihoods.elementwise import ElementwiseLikelihood
 
 _LOG_NORMAL = 0.5 * math.log(2 * math.pi)
 _PANELS = 12  # about as many as a row ends up with
@@ -54,7 +51,7 @@ class ElementwisePredictive(PredictiveOfMoments):
         The known quantity of each target, (N x C), where the likelihood has one.
     """
 
-    likelihood: ElementwiseLikelihood
+    likelihood: ElementwiseConditional
     location: Tensor
     covariance: Tensor
     known: Tensor | None = None

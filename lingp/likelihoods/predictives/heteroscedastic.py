@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from lingp.likelihoods.predictives.base import PredictiveOfMoments
+from lingp.likelihoods.predictives.conditional import PrecisionConditional
 from lingp.likelihoods.predictives.draws import draw_latents, quasi_normal
 from lingp.likelihoods.predictives.importance import (
     NUM_NODES,
@@ -24,9 +24,6 @@ from lingp.likelihoods.predictives.quadrature import adapt, log_integral, row_ch
 from lingp.likelihoods.predictives.quantiles import real_quantile
 from lingp.likelihoods.targets import split_missing
 
-if TYPE_CHECKING:
-    from lingp.likelihoods.heteroscedastic import Heteroscedastic
-
 _LOG_NORMAL = 0.5 * math.log(2 * math.pi)
 _SCALARS = 15 * 24  # nodes of the panels a row ends up with, about
 _LOWEST, _HIGHEST = -41.0, 41.0  # f₂ outside is constant, or g = f₂ to rounding
@@ -36,7 +33,7 @@ _LOWEST, _HIGHEST = -41.0, 41.0  # f₂ outside is constant, or g = f₂ to roun
 class _Rows:
     """Each target of some rows given z: f₂ = m₂ + s z, f₁ | z ~ N(m₁ + c z, v), (n x T) each."""
 
-    likelihood: Heteroscedastic
+    likelihood: PrecisionConditional
     m1: Tensor
     m2: Tensor
     c: Tensor
@@ -80,7 +77,7 @@ class HeteroscedasticPredictive(PredictiveOfMoments):
         S, (N x 2T x 2T), of any rank.
     """
 
-    likelihood: Heteroscedastic
+    likelihood: PrecisionConditional
     location: Tensor
     covariance: Tensor
 

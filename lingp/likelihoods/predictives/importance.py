@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from lingp.likelihoods.predictives.conditional import Conditional
 from lingp.likelihoods.predictives.draws import quasi_normal
 from lingp.likelihoods.predictives.quadrature import row_chunks
 from lingp.likelihoods.predictives.sequential import SequentialNodes
 from lingp.linalg.psd import psd_root
-
-if TYPE_CHECKING:
-    from lingp.likelihoods.base import Likelihood
 
 NUM_NODES = 1024
 _MAX_NEWTON = 30
@@ -24,7 +21,7 @@ _ENOUGH = 0.03  # standard error, in nats
 _MANY_NODES = 1 << 18  # numbers of one kind of nodes at a time
 
 
-def log_evidence(likelihood: Likelihood, y: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+def log_evidence(likelihood: Conditional, y: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
     """log p(y_n) under f_n ~ N(m_n, S_n), (N,); deterministic and differentiable.
 
     With f = m + A z, A Aᵀ = S, nodes z come half from the prior N(0, I) and half from the Laplace
@@ -60,7 +57,7 @@ def log_evidence(likelihood: Likelihood, y: Tensor, mean: Tensor, covariance: Te
 
 
 def _log_mean(
-    likelihood: Likelihood, y: Tensor, mean: Tensor, root: Tensor, normal: Tensor
+    likelihood: Conditional, y: Tensor, mean: Tensor, root: Tensor, normal: Tensor
 ) -> Tensor:
     """log p(y_n), (N,)."""
     approximation = laplace(likelihood, y, mean, root)
@@ -110,7 +107,7 @@ def product_or_joint(
 
 
 def log_terms(
-    likelihood: Likelihood, y: Tensor, mean: Tensor, root: Tensor, normal: Tensor
+    likelihood: Conditional, y: Tensor, mean: Tensor, root: Tensor, normal: Tensor
 ) -> Tensor:
     """Logarithms of kS numbers whose mean is p(y_n), (kS x N); from draws ε of N(0, I), (S x C).
 
@@ -126,7 +123,7 @@ def log_terms(
 
 
 def _terms_at(
-    likelihood: Likelihood, y: Tensor, mean: Tensor, root: Tensor, z: Tensor, log_weight: Tensor
+    likelihood: Conditional, y: Tensor, mean: Tensor, root: Tensor, z: Tensor, log_weight: Tensor
 ) -> Tensor:
     f = mean + torch.einsum("ncd,snd->snc", root, z)
     return likelihood.log_prob(y, f) + log_weight
@@ -164,7 +161,9 @@ def weighted_nodes(
 
 
 @torch.no_grad()
-def laplace(likelihood: Likelihood, y: Tensor, mean: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+def laplace(
+    likelihood: Conditional, y: Tensor, mean: Tensor, root: Tensor
+) -> tuple[Tensor, Tensor]:
     """Mode of p(z | y) (n x C) and the Cholesky factor of its precision I + AᵀΛA (n x C x C)."""
     eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from lingp.likelihoods.predictives.base import Predictive
+from lingp.likelihoods.predictives.conditional import Conditional
 from lingp.likelihoods.predictives.draws import AffineMixture, draw_latents
 from lingp.likelihoods.predictives.importance import log_evidence, product_or_joint
 from lingp.likelihoods.predictives.softmax import LabelMoments
 from lingp.likelihoods.targets import split_missing
-
-if TYPE_CHECKING:
-    from lingp.likelihoods.base import Likelihood
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class LabelPredictive(Predictive):
         (means (B x K), covariances (B x K x K)) -> moments of the softmax.
     """
 
-    likelihood: Likelihood
+    likelihood: Conditional
     location: Tensor
     covariance: Tensor
     num_classes: int

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from lingp.likelihoods.elementwise import ElementwiseLikelihood
+from lingp.likelihoods.predictives.conditional import ElementwiseConditional
 
 _DROP = 45.0  # e^-45 = 3e-20 of the peak is left out
 _REACH = (2 * _DROP) ** 0.5  # how far a standard normal needs to drop that much
@@ -19,7 +17,7 @@ _GROWTH = 8.0  # of successive panels away from a narrow peak
 
 @torch.no_grad()
 def first_panels(
-    likelihood: ElementwiseLikelihood,
+    likelihood: ElementwiseConditional,
     y: Tensor,
     mean: Tensor,
     scale: Tensor,
@@ -84,7 +82,7 @@ def graded(centres: Tensor, widths: Tensor, lower: Tensor, upper: Tensor) -> Ten
 
 
 def _likelihood_peak(
-    likelihood: ElementwiseLikelihood, y: Tensor, mean: Tensor, scale: Tensor, known: Tensor | None
+    likelihood: ElementwiseConditional, y: Tensor, mean: Tensor, scale: Tensor, known: Tensor | None
 ) -> Tensor:
     """The z uphill from 0 where p(y | m + s z) is largest."""
 
