@@ -19,6 +19,7 @@ from lingp.inference.cost import (
     weight_space_cost,
 )
 from lingp.runtime.memory import format_bytes
+from lingp.runtime.plain import storable
 
 Space = Literal["weight_space", "function_space", "sparse", "iterative"]
 SPACES: tuple[Space, ...] = ("weight_space", "function_space", "sparse", "iterative")
@@ -30,6 +31,7 @@ _FEWEST_INPUTS = 32
 _FEWEST_INDUCING = 64  # fewer save no time worth having
 
 
+@storable
 @dataclass(frozen=True)
 class InferenceChoice:
     """Which method inference uses, and the numbers that decided it.

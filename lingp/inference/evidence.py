@@ -8,8 +8,10 @@ from functools import singledispatch
 import torch
 
 from lingp.inference.laplace import LinearizedLaplace
+from lingp.runtime.plain import storable
 
 
+@storable
 @dataclass(frozen=True)
 class Evidence:
     """log q(D) = log_likelihood - ½ (squared_norm + log_determinant + left_out), in nats.

@@ -28,6 +28,7 @@ from lingp.inference.data_term import DataTerm
 from lingp.inference.factorize import OutOfRangeError
 from lingp.inference.features import Features
 from lingp.inference.posterior import Posterior
+from lingp.runtime.plain import storable
 
 _SUFFICIENT = 1e-4  # share of the gain predicted by the slope that a step must bring
 _UNCERTAIN = 100.0  # times the rounding of Ψ: gains up to here may be hidden by it
@@ -36,6 +37,7 @@ _MOST_CG_ITERATIONS = 100
 _SOLVED = 1e-2  # tolerance on the gradient's norm after a direct solve
 
 
+@storable
 @dataclass(frozen=True)
 class Mode:
     """The optimum of the linearised model.

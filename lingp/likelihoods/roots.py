@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from lingp.runtime.plain import storable
+
 
 class CurvatureRoot(ABC):
     """R = blockdiag(R_1 .. R_N), R_n (C x K)."""
@@ -73,6 +75,7 @@ class CurvatureRoot(ABC):
         return self.t_apply(half).reshape(size, size)
 
 
+@storable
 @dataclass(frozen=True)
 class UniformRoot(CurvatureRoot):
     """R_n = scale · I, the same for all data and outputs (one noise variance).
@@ -114,6 +117,7 @@ class UniformRoot(CurvatureRoot):
         return self.scale.square() * gram
 
 
+@storable
 @dataclass(frozen=True)
 class SharedRoot(CurvatureRoot):
     """R_n = values, one matrix for all data (correlated noise).
@@ -182,6 +186,7 @@ class _StoredRoot(CurvatureRoot):
         return type(self)(weights.sqrt().reshape(shape) * self.values)
 
 
+@storable
 @dataclass(frozen=True)
 class DiagonalRoot(_StoredRoot):
     """R_n = diag(values_n): outputs are independent given f.
@@ -207,6 +212,7 @@ class DiagonalRoot(_StoredRoot):
         return values.unsqueeze(-1) * gram * values
 
 
+@storable
 @dataclass(frozen=True)
 class DenseRoot(_StoredRoot):
     """R_n = values_n, any C x K matrix (softmax, correlated noise, ...).
@@ -228,6 +234,7 @@ class DenseRoot(_StoredRoot):
         return self.values.mT @ v
 
 
+@storable
 @dataclass(frozen=True)
 class BlockRoot(_StoredRoot):
     """R_n = blockdiag(values_n1 .. values_nL): L groups of outputs, independent given f.

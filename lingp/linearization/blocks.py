@@ -16,11 +16,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from lingp.runtime.plain import storable
+
 # Products work through rows in pieces of about this many scalars, so that what is written by one
 # matrix product is still in the processor's cache when the next reads it.
 _CACHE_SCALARS = 1 << 20
 
 
+@storable
 @dataclass(frozen=True)
 class Slot:
     """Columns `start:stop` of the Jacobian, which belong to parameter tensor `parameter`."""
@@ -73,6 +76,7 @@ class Block(Protocol):
         ...
 
 
+@storable
 @dataclass(frozen=True)
 class DenseBlock:
     """Columns of one parameter tensor, written out: `jacobian` is (N, C, size)."""
@@ -114,6 +118,7 @@ class DenseBlock:
         return self.jacobian @ self.jacobian.mT
 
 
+@storable
 @dataclass(frozen=True)
 class OuterBlock:
     """Weight (and bias) columns of a layer as outer products of `a` and `g`.
@@ -242,6 +247,7 @@ class OuterBlock:
         return rows @ rows.mT
 
 
+@storable
 @dataclass(frozen=True)
 class LookupBlock:
     """Columns of a table (V, O) of which each position reads one row: an embedding.

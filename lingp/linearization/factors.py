@@ -15,8 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lingp.linearization.blocks import Block, DenseBlock, OuterBlock, Slot
+from lingp.runtime.plain import storable
 
 
+@storable
 @dataclass(frozen=True)
 class Factors:
     """The Jacobian J (N·C x P) as one block per layer, never written out unless asked.

@@ -11,7 +11,7 @@ from lingp.inference import TrainingSet
 from lingp.linearization import Factors, LinearizedNetwork
 from lingp.linearization.inputs import Inputs, num_rows
 from lingp.models.fitting import FittedData
-from lingp.saving.codec import from_plain, own, to_plain
+from lingp.runtime.plain import from_plain, own, to_plain
 from lingp.saving.errors import SavedFileError
 
 _LARGEST_SHARE = 1e-2  # of the largest output: more than other machines and precisions make of it

@@ -36,9 +36,9 @@ from lingp.models.fitting import FittedData
 from lingp.models.storable import StorableNetwork
 from lingp.priors import Prior
 from lingp.runtime.memory import format_bytes
+from lingp.runtime.plain import from_plain, own, to_plain
 from lingp.runtime.tensors import set_tensors, tensors_of
 from lingp.saving import architecture, hyperparameters
-from lingp.saving.codec import from_plain, own, to_plain
 from lingp.saving.data import data_from_plain, data_to_plain
 from lingp.saving.file import MapLocation, PathLike, read, write
 from lingp.saving.methods import (

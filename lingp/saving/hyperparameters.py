@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lingp import likelihoods, priors
 from lingp.likelihoods.tempered import TemperedQuadratic
-from lingp.saving.codec import own
+from lingp.runtime.plain import own
 from lingp.saving.errors import SavedFileError
 
 # to raw values and back; without the first a constraint has no transform at all

@@ -15,7 +15,7 @@ from lingp.inference import (
 from lingp.inference.iterative import BoundIterative
 from lingp.inference.iterative.kernel_product import KernelProduct
 from lingp.inference.sparse import BoundSparse
-from lingp.saving.codec import from_plain, to_plain
+from lingp.runtime.plain import from_plain, to_plain
 
 _EXACT: dict[str, type] = {cls.__name__: cls for cls in (WeightSpace, FunctionSpace)}
 

@@ -14,7 +14,7 @@ from lingp.inference.prior_values import PriorValues
 from lingp.inference.sparse import BoundSparse
 from lingp.likelihoods import CurvatureRoot, DiagonalRoot
 from lingp.priors import Prior
-from lingp.saving.codec import from_plain, own, to_plain
+from lingp.runtime.plain import from_plain, own, to_plain
 
 
 @torch.no_grad()

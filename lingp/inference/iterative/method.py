@@ -14,11 +14,13 @@ from lingp.inference.sparse.candidates import Rule
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.priors import Prior
+from lingp.runtime.plain import storable
 
 _DENSE_SHARE = 0.5  # of memory, for a kernel that is written down
 _FEATURES_SHARE = 0.25  # of memory, for the preconditioner's features
 
 
+@storable
 @dataclass(frozen=True)
 class Iterative:
     """Exact inference by conjugate gradients: memory and products linear in N, errors stated.

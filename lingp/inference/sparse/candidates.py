@@ -19,6 +19,7 @@ from lingp.inference.training_set import TrainingSet
 from lingp.linearization import Factors
 from lingp.operators import gram
 from lingp.runtime.memory import format_bytes
+from lingp.runtime.plain import storable
 
 Rule = Literal["greedy", "kmeans++", "random"]
 Points = Literal["inputs", "pairs"]
@@ -30,6 +31,7 @@ _MOST_ROWS = 8000  # of the candidates' kernel, if nothing is said
 _SHARES = 4  # the candidates' kernel and factors each take at most this part of the memory
 
 
+@storable
 @dataclass(frozen=True)
 class InducingChoice:
     """How inducing points were chosen.

@@ -11,8 +11,10 @@ from torch import Tensor
 from lingp.linearization import Factors, LinearizedNetwork
 from lingp.linearization.inputs import Inputs
 from lingp.operators import gram
+from lingp.runtime.plain import storable
 
 
+@storable
 @dataclass(frozen=True)
 class InducingPoints:
     """m rows J_Z of the Jacobian at M inputs, their kernel and their products.

@@ -19,11 +19,13 @@ from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.linearization.inputs import Inputs, input_tensors
 from lingp.priors import Prior
+from lingp.runtime.plain import storable
 from lingp.runtime.shards import fingerprint
 
 _KEPT_SHARE = 0.25  # of memory, for features of the training data
 
 
+@storable
 @dataclass(frozen=True)
 class Sparse:
     """Sparse inference: one pass over the data, memory free of N, no training of anything.

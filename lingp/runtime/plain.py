@@ -8,28 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lingp.inference import Evidence, InferenceChoice, Iterative, Mode, Sparse
-from lingp.inference.sparse.candidates import InducingChoice
-from lingp.inference.sparse.inducing import InducingPoints
-from lingp.likelihoods import BlockRoot, DenseRoot, DiagonalRoot, SharedRoot, UniformRoot
-from lingp.linearization import Factors
-from lingp.linearization.blocks import DenseBlock, LookupBlock, OuterBlock, Slot
+C = TypeVar("C", bound=type)
 
-_CLASSES: dict[str, Any] = {
-    cls.__name__: cls
-    for cls in (
-        *(BlockRoot, DenseRoot, DiagonalRoot, SharedRoot, UniformRoot),
-        *(DenseBlock, LookupBlock, OuterBlock, Slot, Factors),
-        *(InducingChoice, InducingPoints, Iterative, Sparse),
-        *(Evidence, InferenceChoice, Mode),
-    )
-}
+_CLASSES: dict[str, Any] = {}
+
+
+def storable(cls: C) -> C:
+    """Decorate a dataclass of which objects can be written to files, under the class's name."""
+    if _CLASSES.setdefault(cls.__name__, cls).__qualname__ != cls.__qualname__:
+        raise ValueError(f"{cls.__name__}: another class of this name is written to files already")
+    return cls
 
 
 def own(t: Tensor) -> Tensor:
