@@ -47,9 +47,9 @@ from torch import Tensor, nn
 from training import train_in_batches
 
 import lingp
+from lingp.inference.choice import Inference
 from lingp.likelihoods import Gaussian, Heteroscedastic, Likelihood
 from lingp.models import LinearizedGP
-from lingp.models.choice import Inference
 from lingp.training import initialize_head, train_with_evidence
 
 GRID = (32.0, 56.0, 100.0, 178.0, 316.0, 562.0, 1000.0)

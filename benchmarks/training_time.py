@@ -35,8 +35,8 @@ from harness import command_line, table
 from torch import Tensor, nn
 from training import train, train_in_batches
 
+from lingp.inference.choice import Inference
 from lingp.likelihoods import Categorical, Gaussian, Likelihood
-from lingp.models.choice import Inference
 from lingp.priors import Diagonal, Isotropic, Layerwise, Prior, UnitWise
 from lingp.training import Blocks, EvidenceTrainer, Plan
 

@@ -22,7 +22,8 @@ from typing_extensions import Self
 from lingp.estimators.networks import build_network, layer_sizes
 from lingp.estimators.overfitting import evidence, overfitted
 from lingp.estimators.scaling import Standardizer
-from lingp.inference import Blocks, Mean, ValidationResult
+from lingp.inference import Mean, ValidationResult
+from lingp.inference.choice import predicts
 from lingp.likelihoods import Gaussian, Likelihood, QuadraticLikelihood
 from lingp.models import LinearizedGP, Prediction
 from lingp.priors import Prior
@@ -224,7 +225,7 @@ class LinearizedGPEstimator(BaseEstimator):
         trainer = self._run(network, problem, **options)
         show = bool(self.verbose)
         trained = trainer.result(select="last", progress=show)
-        if not options and problem.x.dim() == 2 and not isinstance(self.inference, Blocks):
+        if not options and problem.x.dim() == 2 and predicts(self.inference):
             linear = self._linear(problem)
             evidences = [step.evidence for step in trainer.history]
             fell = bool(evidences) and evidences[-1] < max(evidences)

@@ -14,9 +14,9 @@ from torch import nn
 from typing_extensions import Self
 
 from lingp.estimators.base import LinearizedGPEstimator
+from lingp.inference.choice import Inference
 from lingp.likelihoods import Bernoulli, Categorical, Likelihood
 from lingp.linearization import LinearizedNetwork
-from lingp.models.choice import Inference
 from lingp.priors import Prior
 
 _MANY, _ERRORS = 1000, 0.01  # labels that a network has learned nearly without error

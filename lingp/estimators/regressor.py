@@ -16,8 +16,8 @@ from lingp.estimators.base import LinearizedGPEstimator, random_numbers
 from lingp.estimators.noise import gaussian_noise
 from lingp.estimators.scaling import Standardizer
 from lingp.estimators.spread import array, between_rows, columns, standard_deviations
+from lingp.inference.choice import Inference
 from lingp.likelihoods import Heteroscedastic, Likelihood
-from lingp.models.choice import Inference
 from lingp.priors import Prior
 from lingp.training import initialize_head
 

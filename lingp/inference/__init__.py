@@ -6,12 +6,14 @@ from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.cost import Workload
 from lingp.inference.data_term import DataTerm
 from lingp.inference.evidence import Evidence
+from lingp.inference.exact import Exact
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.function_space import FunctionSpace
 from lingp.inference.iterative import Iterative
 from lingp.inference.laplace import LinearizedLaplace, Mean, Sites, Solution
 from lingp.inference.mode import Mode
-from lingp.inference.posterior import InferenceMethod, Posterior
+from lingp.inference.posterior import OccamFactor, Posterior
+from lingp.inference.protocol import InferenceMethod, Options, stored_as
 from lingp.inference.sparse import Sparse, SparsePosterior
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.tuning.hyperparameters import (
@@ -31,6 +33,7 @@ __all__ = [
     "ConvergenceWarning",
     "DataTerm",
     "Evidence",
+    "Exact",
     "FunctionSpace",
     "HyperparameterResult",
     "InferenceChoice",
@@ -41,6 +44,8 @@ __all__ = [
     "Mean",
     "MisleadingObjectiveWarning",
     "Mode",
+    "OccamFactor",
+    "Options",
     "OtherRankError",
     "Posterior",
     "RoundingWarning",
@@ -59,5 +64,6 @@ __all__ = [
     "flop_limit",
     "leave_one_out",
     "optimize",
+    "stored_as",
     "tune_on_validation",
 ]

@@ -68,9 +68,9 @@ def evidence(laplace: LinearizedLaplace) -> Evidence:
     return Evidence(
         log_likelihood=float(laplace.data_term.log_prob(at.outputs)),
         squared_norm=float(at.e.square().sum()),
-        log_determinant=float(at.posterior.log_determinant()),
-        left_out=float(at.posterior.left_out()),
-        trace_term=float(at.posterior.trace_term()),
-        standard_error=0.5 * at.posterior.log_determinant_error(),
+        log_determinant=float(at.occam.log_determinant()),
+        left_out=float(at.occam.left_out()),
+        trace_term=float(at.occam.trace_term()),
+        standard_error=0.5 * at.occam.log_determinant_error(),
         mean=laplace.mean,
     )

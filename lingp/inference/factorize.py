@@ -83,6 +83,12 @@ class Factorization:
         return _Solve.apply(right, self.squared, self.factor)
 
     @torch.no_grad()
+    def inverse_root(self) -> Tensor:
+        """W = L⁻ᵀ, (n x n), with W Wᵀ = B⁻¹."""
+        identity = torch.eye(len(self.factor), dtype=self.factor.dtype, device=self.factor.device)
+        return torch.linalg.solve_triangular(self.factor.mT, identity, upper=True)
+
+    @torch.no_grad()
     def inverse_trace(self) -> Tensor:
         """tr B⁻¹ = |L⁻¹|² in Frobenius norm, 0-d, in n³/3 multiplications."""
         return _squared_norm_of_inverse(self.factor)

@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from lingp.inference.factorize import factorize
-from lingp.inference.posterior import Posterior, differentiable_in_factors
+from lingp.inference.posterior import FactorizedPosterior, differentiable_in_factors
 from lingp.inference.training_set import TrainingSet
+from lingp.inference.weight_covariance import WeightCovariance
 from lingp.likelihoods import CurvatureRoot
 from lingp.linearization import Factors
 from lingp.operators import diagonal_blocks, gram
 from lingp.priors import Prior
 
 
-class FunctionSpace(Posterior):
+class FunctionSpace(FactorizedPosterior):
     """L Lᵀ = B = I + Rᵀ K R with the kernel K = J Σ0 Jᵀ from the layers' factors.
 
         log det     2 Σ_i log L_ii
@@ -60,9 +61,6 @@ class FunctionSpace(Posterior):
                     piece = root.t_apply(columns[..., start : start + width])
                     first = slot.start + start
                     yield scale[first : first + piece.shape[-1]] * piece.flatten(0, 1).mT
-
-    def log_determinant(self) -> Tensor:
-        return self.factorization.log_determinant()
 
     def _inverse(self, w: Tensor) -> Tensor:
         """B⁻¹ w: (N x K x S) -> (N x K x S)."""
@@ -143,6 +141,16 @@ class FunctionSpace(Posterior):
             training.num_data, self.root.rank, num_samples, generator=generator
         )
         return e - self.whitened_t_product(self._inverse(self.whitened_product(e) + noise))
+
+    @torch.no_grad()
+    def weight_covariance(self, max_numbers: int) -> WeightCovariance | None:
+        rank = len(self.factorization.factor)
+        if self.factorization.from_qr or len(self.scale) * rank > max_numbers:
+            return None
+        inverse = self.factorization.inverse_root()
+        rows = (self.training.num_data, self.root.rank)
+        columns = self.whitened_t_product(inverse.unflatten(0, rows))
+        return WeightCovariance(1.0, columns, -columns.new_ones(rank))
 
     def bytes_per_row(self) -> int:
         training = self.training

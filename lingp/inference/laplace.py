@@ -22,6 +22,7 @@ from torch import Tensor
 from lingp.inference.cache import ValueCache
 from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.data_term import DataTerm
+from lingp.inference.exact import as_method
 from lingp.inference.expected_sites import (
     ROUGH,
     TOLERANCE,
@@ -30,11 +31,14 @@ from lingp.inference.expected_sites import (
 )
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.features import Features
+from lingp.inference.function_space import FunctionSpace
 from lingp.inference.implicit import attached_mode
 from lingp.inference.mean_scale import Matched, MeanScale, matched_scale
 from lingp.inference.mode import Mode, WhitenedModel, newton_mode, solved_mode
-from lingp.inference.posterior import InferenceMethod, Posterior, features_of
+from lingp.inference.posterior import OccamFactor, Posterior
+from lingp.inference.protocol import InferenceMethod, PosteriorMaker
 from lingp.inference.training_set import TrainingSet
+from lingp.inference.weight_space import WeightSpace
 from lingp.likelihoods import CurvatureRoot, Likelihood
 from lingp.operators import diagonal_blocks
 from lingp.priors import Prior
@@ -57,13 +61,18 @@ class Solution:
         posterior's features.
     outputs
         Latent outputs at the mean, (N x C).
-    posterior
+    occam
         With the curvature at the sites.
     """
 
     e: Tensor
     outputs: Tensor
-    posterior: Posterior
+    occam: OccamFactor
+
+    @property
+    def posterior(self) -> Posterior:
+        """The posterior around the mean; an error where the method has none."""
+        return self.occam.to_predict_with()
 
 
 @dataclasses.dataclass
@@ -78,7 +87,7 @@ class LinearizedLaplace:
     training, prior, likelihood
         The model; `prior` is bound to the network.
     method
-        Makes the posterior, see `InferenceMethod`.
+        Makes the posterior: an `InferenceMethod`, or a class or function that is called like one.
     mean
         Whose mean: "network" or "refit".
     sites
@@ -93,7 +102,7 @@ class LinearizedLaplace:
     training: TrainingSet
     prior: Prior
     likelihood: Likelihood
-    method: InferenceMethod
+    method: InferenceMethod | PosteriorMaker
     mean: Mean = "network"
     sites: Sites = "mean"
     mean_scale: MeanScale = 1.0
@@ -103,7 +112,7 @@ class LinearizedLaplace:
             raise ValueError(f'mean: expected "network" or "refit", got {self.mean!r}')
         if self.sites not in ("mean", "network", "expected"):
             raise ValueError(f'sites: expected "mean", "network" or "expected", got {self.sites!r}')
-        self._posterior: ValueCache[Posterior] = ValueCache()
+        self._occam: ValueCache[OccamFactor] = ValueCache()
         self._expected: ValueCache[Posterior] = ValueCache()
         self._explaining: ValueCache[Posterior] = ValueCache()
         self._offset: ValueCache[Tensor] = ValueCache()
@@ -187,11 +196,11 @@ class LinearizedLaplace:
             What `matched` gave, if it was asked for.
         """
         with torch.no_grad():
-            if self.mean == "refit":
-                cache = self._explaining
+            if self.mean == "network" and self.sites != "expected":
+                self._kept(self._occam, lambda: posterior)
             else:
-                cache = self._expected if self.sites == "expected" else self._posterior
-            self._kept(cache, lambda: posterior)
+                cache = self._explaining if self.mean == "refit" else self._expected
+                self._kept(cache, lambda: posterior)
             if matched is not None:
                 self._matched.get((), lambda: matched, (posterior,))
             if mode is not None:
@@ -221,20 +230,27 @@ class LinearizedLaplace:
             e, outputs = self._optimum()
             at = training.outputs if self.sites == "network" else outputs
             return Solution(e, outputs, self._current(lambda: data.curvature_root(at)))
-        posterior = self._current(lambda: data.curvature_root(training.outputs))
+        occam = self._current(lambda: data.curvature_root(training.outputs))
         if self.mean == "network":
-            return Solution(
-                self.prior_deviation().neg() / posterior.scale, training.outputs, posterior
-            )
+            return Solution(self.prior_deviation().neg() / occam.scale, training.outputs, occam)
         model = self._model()
-        e = posterior.solve(data.whitened_residual(model.offset))
-        return Solution(e, model.outputs(e), posterior)
+        e = occam.to_predict_with().solve(data.whitened_residual(model.offset))
+        return Solution(e, model.outputs(e), occam)
+
+    def exact_posterior(self) -> Posterior:
+        """The exact posterior of all weights, whatever the method; curvature is the evidence's."""
+        occam = self.solution().occam
+        if isinstance(occam, WeightSpace | FunctionSpace):
+            return occam
+        training, root = self.training, self.curvature_root()
+        smaller = training.num_data * root.rank < training.num_parameters
+        return (FunctionSpace if smaller else WeightSpace)(training, self.prior, root)
 
     def log_marginal_likelihood(self) -> Tensor:
         """log q(D), 0-d, with a graph to the hyperparameters when grad mode is on."""
         at = self.solution()
         log_likelihood = self.data_term.log_prob(at.outputs)
-        complexity = at.posterior.log_determinant() + at.posterior.left_out()
+        complexity = at.occam.log_determinant() + at.occam.left_out()
         return log_likelihood - 0.5 * at.e.square().sum() - 0.5 * complexity
 
     def prior_deviation(self) -> Tensor:
@@ -263,16 +279,19 @@ class LinearizedLaplace:
         return torch.cat(parts)
 
     def _make_posterior(self, root: CurvatureRoot) -> Posterior:
-        return self.method(self.training, self.prior, root)
+        return as_method(self.method)(self.training, self.prior, root)
 
-    def _plain_posterior(self) -> Posterior:
-        """The posterior with curvature at a point, without a graph."""
+    def _make_occam(self, root: CurvatureRoot) -> OccamFactor:
+        return as_method(self.method).occam_factor(self.training, self.prior, root)
+
+    def _plain_occam(self) -> OccamFactor:
+        """The Occam factor with curvature at a point, without a graph."""
         with torch.no_grad():
-            return self._kept(self._posterior, lambda: self._make_posterior(self.curvature_root()))
+            return self._kept(self._occam, lambda: self._make_occam(self.curvature_root()))
 
     def _posterior_at_sites(self) -> Posterior:
         if self.sites != "expected":
-            return self._plain_posterior()
+            return self._plain_occam().to_predict_with()
         with torch.no_grad():
             return self._kept(self._expected, self._make_expected)
 
@@ -298,16 +317,16 @@ class LinearizedLaplace:
             progress=self.training.progress,
         )
 
-    def _current(self, root: Callable[[], CurvatureRoot]) -> Posterior:
-        """The posterior: a new one where a graph is wanted, else the kept one."""
-        return self._make_posterior(root()) if self._with_graph() else self._plain_posterior()
+    def _current(self, root: Callable[[], CurvatureRoot]) -> OccamFactor:
+        """The Occam factor: a new one where a graph is wanted, else the kept one."""
+        return self._make_occam(root()) if self._with_graph() else self._plain_occam()
 
     def _with_graph(self) -> bool:
         hyperparameters = [*self.prior.parameters(), *self.likelihood.parameters()]
         return torch.is_grad_enabled() and any(p.requires_grad for p in hyperparameters)
 
     def _features(self) -> Features:
-        return features_of(self.method, self.training, self.prior)
+        return as_method(self.method).features(self.training, self.prior)
 
     def _model(self) -> WhitenedModel:
         return WhitenedModel(self.data_term, self._features(), self.prior_outputs())
@@ -323,7 +342,7 @@ class LinearizedLaplace:
     def _find_mode(self) -> tuple[Mode, Posterior]:
         model = self._model()
         if self.data_term.is_quadratic:
-            posterior = self._plain_posterior()
+            posterior = self._plain_occam().to_predict_with()
             mode = solved_mode(model, posterior)
         else:
             network = model.features.coordinates(self.prior_deviation().neg())

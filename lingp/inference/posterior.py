@@ -1,34 +1,35 @@
-"""What every inference method gives: the posterior of the whitened weights."""
+"""What inference methods give: the posterior of the whitened weights, or its determinant alone."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property, wraps
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+from lingp.inference.factorize import Factorization
 from lingp.inference.features import Features, WhitenedJacobian
-from lingp.inference.origin import Origin
 from lingp.inference.training_set import TrainingSet
+from lingp.inference.weight_covariance import WeightCovariance
 from lingp.likelihoods import CurvatureRoot
 from lingp.linearization import Factors
 from lingp.priors import Prior
+from lingp.runtime.plain import own
 
 P = TypeVar("P", bound="Posterior")
 
 
-class Posterior(ABC):
-    """Posterior of whitened weights e: θ = mean + Σ0^{1/2} e, Cov e = (I + Φᵀ Φ)⁻¹.
+class OccamFactor(ABC):
+    """log det(I + Φ Φᵀ) at the training data, with its derivatives: what the evidence takes.
 
-    Φ = Rᵀ J Σ0^{1/2} is the whitened Jacobian at the training data. A method that approximates it
-    by Rᵀ F with fewer columns (see `lingp.inference.features`) takes coordinates wherever q stands
-    for a size below; else q = P. `log_determinant`, `left_out`, `solve` and `precision_solve` are
-    differentiable in the prior's variances and in R when the posterior was made with grad mode on;
-    covariances are differentiable in factors of new inputs, where those carry a graph, and in
-    nothing else; samples are plain values.
+    MacKay (1992), "Bayesian interpolation", section 2.3. Φ = Rᵀ J Σ0^{1/2} is the whitened Jacobian
+    at the training data. A method that approximates it by Rᵀ F with fewer columns (see
+    `lingp.inference.features`) takes coordinates wherever q stands for a size; else q = P. What is
+    said of the determinant is differentiable in the prior's variances and in R when the object was
+    made with grad mode on.
 
     Parameters
     ----------
@@ -49,20 +50,9 @@ class Posterior(ABC):
         self.scale = training.per_weight(self.variances).sqrt()  # (P,)
         self.features: Features = WhitenedJacobian(training, self.scale)
 
-    takes_all_ranks: ClassVar[bool] = False
-    """Whether covariances and samples take all processes where data are spread over some."""
-
     @abstractmethod
     def log_determinant(self) -> Tensor:
         """log det(I + Φ Φᵀ), 0-d."""
-
-    @abstractmethod
-    def solve(self, z: Tensor) -> Tensor:
-        """(I + Φᵀ Φ)⁻¹ Φᵀ z, (q,): the minimiser of |z - Φ e|^2 + |e|^2; z (N x K)."""
-
-    @abstractmethod
-    def precision_solve(self, b: Tensor) -> Tensor:
-        """(I + Φᵀ Φ)⁻¹ b, (q x S) -> (q x S)."""
 
     def trace_term(self) -> Tensor:
         """tr Λ (J Σ0 Jᵀ - F Fᵀ), 0-d: what features leave out of the prior; 0 for exact methods."""
@@ -79,6 +69,39 @@ class Posterior(ABC):
         """Standard error of `log_determinant`; 0 where it is computed directly."""
         return 0.0
 
+    @abstractmethod
+    def to_predict_with(self) -> Posterior:
+        """The posterior that has this determinant.
+
+        Raises
+        ------
+        ValueError
+            If the method has none.
+        """
+
+
+class Posterior(OccamFactor):
+    """Posterior of whitened weights e: θ = mean + Σ0^{1/2} e, Cov e = (I + Φᵀ Φ)⁻¹.
+
+    `solve` and `precision_solve` are differentiable like the determinant; covariances are
+    differentiable in factors of new inputs, where those carry a graph, and in nothing else; samples
+    are plain values.
+    """
+
+    def to_predict_with(self) -> Posterior:
+        return self
+
+    takes_all_ranks: ClassVar[bool] = False
+    """Whether covariances and samples take all processes where data are spread over some."""
+
+    @abstractmethod
+    def solve(self, z: Tensor) -> Tensor:
+        """(I + Φᵀ Φ)⁻¹ Φᵀ z, (q,): the minimiser of |z - Φ e|^2 + |e|^2; z (N x K)."""
+
+    @abstractmethod
+    def precision_solve(self, b: Tensor) -> Tensor:
+        """(I + Φᵀ Φ)⁻¹ b, (q x S) -> (q x S)."""
+
     def explaining(self, residual: Tensor) -> Posterior:
         """The posterior to predict with around a mean that leaves these residuals.
 
@@ -90,6 +113,44 @@ class Posterior(ABC):
             r = ∇_f log p(y | f) at the mean, (N x C).
         """
         return self
+
+    @torch.no_grad()
+    def effective_parameters(self) -> Tensor:
+        """γ = tr (I + Φᵀ Φ)⁻¹ Φᵀ Φ, 0-d: how many parameters the data determine (MacKay, 1992).
+
+        For a method with features of its own, the slope of `log_determinant` + `left_out` in the
+        logarithm of all prior variances together.
+        """
+        size = self.features.num_coordinates
+        identity = torch.eye(size, dtype=self.scale.dtype, device=self.scale.device)
+        return size - self.precision_solve(identity).diagonal().sum()
+
+    def eigenvalues(self) -> Tensor:
+        """Of Φ Φᵀ that may be above zero, largest first.
+
+        Raises
+        ------
+        TypeError
+            For a method that has no matrix to take them of.
+        """
+        raise TypeError(
+            f"{type(self).__name__} has no kernel matrix; fit with exact or sparse inference, "
+            'e.g. inference="function_space"'
+        )
+
+    def weight_covariance(self, max_numbers: int) -> WeightCovariance | None:
+        """Cov e written down, of at most so many numbers; None where it has more, or isn't made."""
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """What a file keeps besides hyperparameters, for the method's `restored`.
+
+        Raises
+        ------
+        TypeError
+            For a posterior of the user's own.
+        """
+        raise TypeError(f"inference: a posterior of class {type(self).__name__} can't be saved")
 
     @abstractmethod
     def covariance(self, factors: Factors) -> Tensor:
@@ -144,6 +205,34 @@ class Posterior(ABC):
         return torch.randn(shape, generator=generator, dtype=outputs.dtype, device=outputs.device)
 
 
+class FactorizedPosterior(Posterior):
+    """A posterior that has the Cholesky factor of one matrix I + ...
+
+    Attributes
+    ----------
+    factorization
+        Of I + Φᵀ Φ, of I + Φ Φᵀ, or of what stands for them.
+    """
+
+    factorization: Factorization
+
+    def log_determinant(self) -> Tensor:
+        return self.factorization.log_determinant()
+
+    @torch.no_grad()
+    def effective_parameters(self) -> Tensor:
+        return len(self.factorization.factor) - self.factorization.inverse_trace()
+
+    @torch.no_grad()
+    def eigenvalues(self) -> Tensor:
+        # singular values of the triangle: eigenvalues keep their digits, relative to 1
+        singular = torch.linalg.svdvals(self.factorization.factor)
+        return (singular.square() - 1).clamp(min=0)
+
+    def state(self) -> dict[str, Any]:
+        return {"factor": own(self.factorization.factor), "from_qr": self.factorization.from_qr}
+
+
 def differentiable_in_factors(
     covariance: Callable[[P, Factors], Tensor],
 ) -> Callable[[P, Factors], Tensor]:
@@ -156,29 +245,3 @@ def differentiable_in_factors(
             return covariance(self, factors)
 
     return wrapped
-
-
-InferenceMethod = Callable[[TrainingSet, Prior, CurvatureRoot], Posterior]
-"""What makes a posterior: a `Posterior` class, or an object that is called like one.
-
-An object whose posteriors have features of their own also has `features(training, prior)`, one that
-keeps what it knows when the data change `carried_over(training, origin)`.
-"""
-
-
-def features_of(method: InferenceMethod, training: TrainingSet, prior: Prior) -> Features:
-    """The features of a method's posteriors, before there is one."""
-    own: Callable[[TrainingSet, Prior], Features] | None = getattr(method, "features", None)
-    if own is not None:
-        return own(training, prior)
-    variances = prior.variances().to(training.outputs)
-    return WhitenedJacobian(training, training.per_weight(variances).sqrt())
-
-
-def carried_over(
-    method: InferenceMethod, training: TrainingSet, origin: Origin
-) -> InferenceMethod | None:
-    """The method for changed data with what it keeps; None for one that keeps nothing."""
-    carry: Callable[[TrainingSet, Origin], InferenceMethod] | None
-    carry = getattr(method, "carried_over", None)
-    return None if carry is None else carry(training, origin)

@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from lingp.inference.factorize import factorize
-from lingp.inference.posterior import Posterior, differentiable_in_factors
+from lingp.inference.posterior import FactorizedPosterior, differentiable_in_factors
 from lingp.inference.training_set import TrainingSet
+from lingp.inference.weight_covariance import WeightCovariance
 from lingp.likelihoods import CurvatureRoot, UniformRoot
 from lingp.linearization import Factors
 from lingp.priors import Prior
 from lingp.runtime.progress import track
 
 
-class WeightSpace(Posterior):
+class WeightSpace(FactorizedPosterior):
     """L Lᵀ = I + Φᵀ Φ, accumulated over chunks of rows.
 
         log det     2 Σ_i log L_ii
@@ -43,9 +44,6 @@ class WeightSpace(Posterior):
         """Blocks of rows of Φ."""
         for block in _weighted_rows(self.training, self.root.with_tensors(*root)):
             yield block * scale
-
-    def log_determinant(self) -> Tensor:
-        return self.factorization.log_determinant()
 
     def solve(self, z: Tensor) -> Tensor:
         z = z.unsqueeze(-1)
@@ -88,6 +86,13 @@ class WeightSpace(Posterior):
         factor = self.factorization.factor
         noise = self._standard_normal(len(factor), num_samples, generator=generator)
         return torch.linalg.solve_triangular(factor.mT, noise, upper=True)
+
+    @torch.no_grad()
+    def weight_covariance(self, max_numbers: int) -> WeightCovariance | None:
+        if len(self.scale) ** 2 > max_numbers:
+            return None
+        columns = self.factorization.inverse_root()
+        return WeightCovariance(0.0, columns, columns.new_ones(len(columns)))
 
     def bytes_per_row(self) -> int:
         training = self.training

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lingp.linalg.first_order import first_order
-from lingp.operators.panels import add_product_
+from lingp.linalg.triangles import add_product_
 
 Blocks = Callable[..., Iterator[Tensor]]
 """Given the input tensors, yields the blocks M_i (any number of rows x n)."""

@@ -10,15 +10,8 @@ import torch
 from torch import nn
 from typing_extensions import Self
 
-from lingp.inference import Blocks, InferenceChoice, LinearizedLaplace, Mean
-from lingp.inference.laplace import Sites
-from lingp.inference.mean_scale import Matched, MeanScale
-from lingp.inference.origin import Origin
-from lingp.inference.posterior import carried_over
-from lingp.likelihoods import Likelihood, as_likelihood
-from lingp.linearization import LinearizedNetwork, ParameterSelection
-from lingp.models.agreement import check_ranks
-from lingp.models.choice import (
+from lingp.inference import InferenceChoice, LinearizedLaplace, Mean
+from lingp.inference.choice import (
     Inference,
     MeanScaleOption,
     announce,
@@ -27,7 +20,15 @@ from lingp.models.choice import (
     check_mean_scale,
     choose_method,
     factor_bytes,
+    predicts,
 )
+from lingp.inference.exact import as_method
+from lingp.inference.laplace import Sites
+from lingp.inference.mean_scale import Matched, MeanScale
+from lingp.inference.origin import Origin
+from lingp.likelihoods import Likelihood, as_likelihood
+from lingp.linearization import LinearizedNetwork, ParameterSelection
+from lingp.models.agreement import check_ranks
 from lingp.models.class_weights import ClassWeight
 from lingp.models.doubts import warn_of_posterior
 from lingp.models.fitting import FittedData, Missing
@@ -326,7 +327,7 @@ class ConditionedNetwork:
         """Go on with changed data: with what the method carries over, or from nothing."""
         data, laplace = self._data, self._laplace
         assert data is not None and laplace is not None
-        method = carried_over(laplace.method, data.training, origin)
+        method = as_method(laplace.method).carried_over(data.training, origin)
         if method is None:
             self._condition(data)
             return
@@ -370,7 +371,7 @@ class ConditionedNetwork:
 
         And those of class labels, which take the time of several. Returns whether it did.
         """
-        labels = self.likelihood.saturates and not isinstance(self.inference, Blocks)
+        labels = self.likelihood.saturates and predicts(self.inference)
         wanted = not self.shards.alone or (labels and self._prepares)
         if wanted:
             self.prepare()

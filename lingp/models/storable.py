@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import nn
 from typing_extensions import Self
 
 from lingp.likelihoods import Likelihood
 from lingp.models.conditioned import ConditionedNetwork
+from lingp.models.saved import load, save
 from lingp.priors import Prior
-
-if TYPE_CHECKING:
-    from lingp.saving import SavedFile
+from lingp.saving import SavedFile
 
 
 class StorableNetwork(ConditionedNetwork):
@@ -43,8 +42,6 @@ class StorableNetwork(ConditionedNetwork):
         -------
         What was written, and what of the training data is in it; prints as one line.
         """
-        from lingp.saving import save
-
         return save(self, path, include_data)
 
     @classmethod
@@ -78,6 +75,4 @@ class StorableNetwork(ConditionedNetwork):
         lingp.saving.SavedFileError
             For a file that is damaged, of a newer lingp, of another network, or something else.
         """
-        from lingp.saving import load
-
         return load(cls, path, net, prior=prior, likelihood=likelihood, map_location=map_location)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lingp.linalg.triangles import add_product_
 from lingp.linearization.blocks import Block, DenseBlock, LookupBlock, OuterBlock, Slot
 from lingp.linearization.factors import Factors
 
@@ -62,19 +63,6 @@ def add_panel_gradients_(
                 result[owner.columns] += part
             else:
                 result[owner.parameter] += part.sum()
-
-
-def add_product_(
-    kernel: Tensor, left: Tensor, right: Tensor, symmetric: bool, alpha: float = 1.0
-) -> None:
-    """`kernel += alpha left rightᵀ`, only the lower triangle of row blocks if symmetric."""
-    if not symmetric:
-        kernel.addmm_(left, right.T, alpha=alpha)
-        return
-    step = max(64, -(-len(left) // 8))
-    for start in range(0, len(left), step):
-        stop = min(start + step, len(left))
-        kernel[start:stop, :stop].addmm_(left[start:stop], right[:stop].T, alpha=alpha)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from lingp.inference import FunctionSpace, WeightSpace
-from lingp.inference.sparse import SparsePosterior
 from lingp.metrics.arguments import Array, as_array
 from lingp.models import LinearizedGP
 from lingp.plots.style import BLUE, GREY, SKY, VERMILION, axes, check_gp, legend_above, tidy
@@ -64,12 +62,4 @@ def kernel_spectrum(gp: LinearizedGP, *, ax: Axes | None = None) -> Axes:
 def _eigenvalues(gp: LinearizedGP) -> Array:
     """Of what is factorised less the identity, descending."""
     check_gp(gp)
-    posterior = gp.laplace.solution().posterior
-    if not isinstance(posterior, FunctionSpace | WeightSpace | SparsePosterior):
-        raise TypeError(
-            f"gp: {type(posterior).__name__} has no kernel matrix; fit with exact or sparse "
-            'inference, e.g. inference="function_space"'
-        )
-    # singular values of the triangle: λ keeps its digits, relative to 1
-    singular = torch.linalg.svdvals(posterior.factorization.factor)
-    return as_array((singular.square() - 1).clamp(min=0), "gp")
+    return as_array(gp.laplace.solution().posterior.eigenvalues(), "gp")

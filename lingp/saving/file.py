@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lingp.runtime.files import PathLike, UnreadableError, read_whole, write_whole
+from lingp.runtime.memory import format_bytes
 from lingp.runtime.version import __version__
 from lingp.saving.errors import SavedFileError
 
@@ -15,6 +17,28 @@ VERSION = 2
 """Of the format; what an older lingp can't read gets the next number."""
 
 MapLocation = Any
+
+
+@dataclass(frozen=True)
+class SavedFile:
+    """What `save` wrote.
+
+    Attributes
+    ----------
+    path
+        Of the file.
+    num_bytes
+        Its size.
+    training_data
+        What of the training data is in it, in words.
+    """
+
+    path: str
+    num_bytes: int
+    training_data: str
+
+    def __str__(self) -> str:
+        return f"{self.path} ({format_bytes(self.num_bytes)}), {self.training_data}"
 
 
 def write(path: PathLike, content: dict[str, Any]) -> int:

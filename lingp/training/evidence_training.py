@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from lingp.inference import Mean
+from lingp.inference.choice import Inference
 from lingp.likelihoods import Likelihood
 from lingp.linearization import ParameterSelection
-from lingp.models.choice import Inference
 from lingp.models.fitting import Missing
 from lingp.models.tuning import SearchMethod
 from lingp.priors import Prior

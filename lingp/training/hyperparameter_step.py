@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from lingp.inference import ConvergenceWarning, Mean
+from lingp.inference.choice import Inference
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.tuning.mackay import applies
 from lingp.inference.tuning.spectrum import has_spectral_evidence
 from lingp.likelihoods import Likelihood
 from lingp.linearization import ParameterSelection
 from lingp.models import LinearizedGP
-from lingp.models.choice import Inference
 from lingp.models.fitting import Missing
 from lingp.models.tuning import SearchMethod
 from lingp.priors import Prior

@@ -9,13 +9,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lingp.inference import Blocks, Mean
+from lingp.inference import Mean
+from lingp.inference.choice import Inference, check_inference, predicts
 from lingp.likelihoods import Likelihood, QuadraticLikelihood, as_likelihood
 from lingp.linearization import LinearizedNetwork, ParameterSelection
 from lingp.linearization.inputs import call_network
 from lingp.linearization.selection import unwrapped
 from lingp.models import LinearizedGP
-from lingp.models.choice import Inference, check_inference
 from lingp.models.fitting import Missing
 from lingp.priors import Prior, as_prior
 from lingp.runtime.memory import memory_for
@@ -144,7 +144,7 @@ class ModelInTraining:
     def predictor(self, *, progress: bool) -> LinearizedGP:
         """It as it is now, copied and conditioned on the data, to predict with."""
         # blocks of rows have no posterior to predict with
-        inference: Inference = "auto" if isinstance(self.inference, Blocks) else self.inference
+        inference: Inference = self.inference if predicts(self.inference) else "auto"
         gp = LinearizedGP(
             self.network,
             copy.deepcopy(self.likelihood),

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lingp.inference import FunctionSpace, LinearizedLaplace, Mean, Posterior, WeightSpace
+from lingp.inference import Mean
 from lingp.linearization import LinearizedNetwork
 from lingp.linearization.inputs import num_rows
 from lingp.linearization.selection import unwrapped
@@ -260,7 +260,7 @@ class Search:
         gp, value = self._conditioned(theta, on), self._log_joint(theta, on)
         for _ in range(_MOVES):
             laplace = gp.laplace
-            training, posterior = laplace.training, _exact_posterior(laplace)
+            training, posterior = laplace.training, laplace.exact_posterior()
             lost, root = (training.outputs - wanted).unsqueeze(-1), posterior.root
             force = training.t_matmul(root.apply(root.t_apply(lost))).squeeze(-1)
             force = posterior.scale * force + (theta - start) / posterior.scale
@@ -347,16 +347,6 @@ def set_weights(net: nn.Module, names: Sequence[str], theta: Tensor) -> None:
     chosen = [dict(net.named_parameters())[name] for name in names]
     for p, part in zip(chosen, theta.split([p.numel() for p in chosen]), strict=True):
         p.copy_(part.view_as(p))
-
-
-def _exact_posterior(laplace: LinearizedLaplace) -> Posterior:
-    """The posterior of all weights, with the curvature of the evidence."""
-    made = laplace.solution().posterior
-    if isinstance(made, (WeightSpace, FunctionSpace)):
-        return made
-    training, root = laplace.training, laplace.curvature_root()
-    smaller = training.num_data * root.rank < training.num_parameters
-    return (FunctionSpace if smaller else WeightSpace)(training, laplace.prior, root)
 
 
 def with_network_mean(gp: LinearizedGP) -> LinearizedGP:

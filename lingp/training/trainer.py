@@ -13,12 +13,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lingp.inference import Blocks, Mean
+from lingp.inference import Mean
+from lingp.inference.choice import Inference, predicts, randomness
 from lingp.inference.factorize import OutOfRangeError, RoundingWarning
 from lingp.likelihoods import Likelihood
 from lingp.linearization import ParameterSelection
 from lingp.models import LinearizedGP
-from lingp.models.choice import Inference
 from lingp.models.fitting import Missing
 from lingp.models.tuning import SearchMethod
 from lingp.priors import Prior
@@ -245,7 +245,7 @@ class EvidenceTrainer:
         try:
             found = move(gp, method=self.method) if move_them else look(gp)
             # evidences of different blocks of rows don't compare
-            hold = move_them and self.plan.hold and not isinstance(model.inference, Blocks)
+            hold = move_them and self.plan.hold and predicts(model.inference)
             if hold and found.evidence < self._kept.largest:
                 before.restore(model.network, model.prior, model.likelihood)
                 found = look(gp)
@@ -415,8 +415,8 @@ class EvidenceTrainer:
 
 
 def _generator_state(inference: Inference) -> Tensor | None:
-    generator = getattr(inference, "generator", None)
-    return generator.get_state() if isinstance(generator, torch.Generator) else None
+    generator = randomness(inference)
+    return None if generator is None else generator.get_state()
 
 
 def _stateful(hook: Any) -> Any:

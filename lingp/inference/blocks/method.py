@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import ClassVar, get_args
 
 import torch
-from torch import Tensor
 
-from lingp.inference.blocks.pieces import Piece, rows_of, single_outputs
-from lingp.inference.blocks.posterior import BlocksPosterior, log_determinants, rates
+from lingp.inference.blocks.determinant import BlocksDeterminant
+from lingp.inference.blocks.drawn import DrawnBlocks, Estimate, Outputs, refuse_to_predict
+from lingp.inference.posterior import Posterior
+from lingp.inference.protocol import InferenceMethod, Options
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.priors import Prior
 from lingp.runtime.memory import format_bytes
-
-Estimate = Literal["between", "lower", "upper"]
-Outputs = Literal["joint", "separate"]
 
 _ROWS = 1000  # m·C of a block, where the user doesn't say
 _FEWEST = 32  # rows of such a block
@@ -26,7 +22,7 @@ _COPIES = 8  # matrices of a block's size at the peak
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Blocks(Options):
     """The evidence from random blocks of rows: for the hyperparameters of large data.
 
     Blocks are drawn when a model is given data and stay from then on: within one
@@ -61,6 +57,9 @@ class Blocks:
     ValueError
         For numbers out of range and unknown options.
     """
+
+    predicts: ClassVar[bool] = False
+    streams: ClassVar[bool] = True
 
     size: int | None = None
     num_blocks: int = 4
@@ -128,51 +127,18 @@ class Blocks:
             )
 
 
-class BoundBlocks:
-    """Blocks of rows that are drawn.
+class BoundBlocks(DrawnBlocks, InferenceMethod):
+    """Blocks of rows as a method, which has an Occam factor and no posterior."""
 
-    Parameters
-    ----------
-    training
-        The training data.
-    rows
-        Row numbers of each block, ascending.
-    total
-        The number of blocks that the rows make in all.
-    estimate, outputs
-        See `Blocks`.
-    keep_bytes
-        Memory that all drawn blocks may take to be kept.
+    title = "blocks"
 
-    Attributes
-    ----------
-    weight
-        Of the lower bound in an estimate "between" the two; None until it is found.
-    """
+    def __call__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> Posterior:
+        refuse_to_predict()
 
-    def __init__(
-        self,
-        training: TrainingSet,
-        rows: Sequence[Tensor],
-        total: int,
-        estimate: Estimate,
-        outputs: Outputs,
-        keep_bytes: float = math.inf,
-    ) -> None:
-        self.rows = list(rows)
-        self.total = total
-        self.estimate: Estimate = estimate
-        self.outputs: Outputs = outputs
-        self.weight: float | None = {"lower": 1.0, "upper": 0.0}.get(estimate)
-        self._training = training
-        side = max(map(len, self.rows)) * training.num_outputs  # of kernels that are kept
-        drawn = sum(map(len, self.rows))
-        kept = len(self.rows) * side**2 * training.outputs.element_size()
-        kept += training.factor_bytes * drawn // training.num_data
-        self._kept = [rows_of(training, r) for r in self.rows] if kept <= keep_bytes else None
-
-    def __call__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> BlocksPosterior:
-        return BlocksPosterior(training, prior, root, self)
+    def occam_factor(
+        self, training: TrainingSet, prior: Prior, root: CurvatureRoot
+    ) -> BlocksDeterminant:
+        return BlocksDeterminant(training, prior, root, self)
 
     def __str__(self) -> str:
         sizes = " or ".join(str(size) for size in sorted({len(r) for r in self.rows}))
@@ -182,59 +148,3 @@ class BoundBlocks:
             f"{what} of the evidence from {len(self.rows)} of {self.total} blocks of {sizes} rows"
             f"{apart}"
         )
-
-    def log_determinant(self, index: int, prior: Prior, root: CurvatureRoot) -> Tensor:
-        """What the i-th drawn block estimates of log det(I + Φ Φᵀ), 0-d, differentiable.
-
-        Parameters
-        ----------
-        index
-            i.
-        prior
-            Gives variances.
-        root
-            R at all data.
-        """
-        pieces = self._pieces(index, root)
-        total = float(self.total * len(pieces))
-        assert self.weight is not None
-        # weights of log determinants, by scale
-        wanted = {1.0: self.weight * total, total: 1 - self.weight} if total > 1 else {1.0: 1.0}
-        wanted = {scale: weight for scale, weight in wanted.items() if weight}
-        each = []
-        for piece in pieces:
-            found, _ = log_determinants(piece, prior, list(wanted))
-            each += [w * value for w, value in zip(wanted.values(), found, strict=True)]
-        return torch.stack(each).sum() / len(pieces)
-
-    def find_weight(self, prior: Prior, root: CurvatureRoot) -> None:
-        """Find the `weight` at these hyperparameters, unless there is one.
-
-        Parameters
-        ----------
-        prior
-            Gives variances.
-        root
-            R at all data.
-        """
-        if self.weight is not None:
-            return
-        falls, rises = [], []
-        for index in range(len(self.rows)):
-            pieces = self._pieces(index, root)
-            for piece in pieces:
-                fall, rise = rates(piece, prior, float(self.total * len(pieces)))
-                falls.append(fall)
-                rises.append(rise)
-        falling, rising = float(torch.stack(falls).sum()), float(torch.stack(rises).sum())
-        both = falling + rising
-        self.weight = rising / both if both > 0 else 0.5
-
-    def _pieces(self, index: int, root: CurvatureRoot) -> list[Piece]:
-        """The i-th drawn block, or what it falls apart into."""
-        rows = self.rows[index]
-        block = rows_of(self._training, rows) if self._kept is None else self._kept[index]
-        here = root.rows(rows)
-        if self.outputs == "joint" or here.rank == 1:
-            return [(block, here)]
-        return single_outputs(block, here)

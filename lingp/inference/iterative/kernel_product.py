@@ -11,7 +11,7 @@ better way, known beforehand, would have taken (see `lingp.operators.products`).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.operators.products import gram_flops, product_flops
 from lingp.runtime.memory import format_bytes
+from lingp.runtime.plain import to_plain
 
 Way = Literal["dense", "factors", "recomputed"]
 
@@ -56,6 +57,22 @@ class KernelProduct:
         self._by_kernel = 2.0 * size**2
         self._columns = 0.0
         self._variances: Tensor | None = None  # of the kernel written down; ones: J Jᵀ
+
+    def state(self) -> dict[str, Any]:
+        """What a file keeps of it."""
+        return {
+            "memory": self.memory,
+            "columnwise": self.columnwise,
+            "columns": self._columns,
+            "dense": to_plain(self._variances),
+        }
+
+    @classmethod
+    def restored(cls, state: dict[str, Any], training: TrainingSet) -> KernelProduct:
+        """The product that had this `state`."""
+        product = cls(training, state["memory"], state["columnwise"])
+        product._columns, product._variances = state["columns"], state["dense"]
+        return product
 
     @property
     def way(self) -> Way:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 
 from lingp.inference.iterative.kernel_product import KernelProduct
-from lingp.inference.iterative.posterior import IterativePosterior
+from lingp.inference.iterative.posterior import IterativePosterior, Solver
 from lingp.inference.origin import Origin
+from lingp.inference.protocol import (
+    InferenceMethod,
+    Options,
+    method_to_plain,
+    posterior_from_plain,
+    stored_as,
+)
 from lingp.inference.sparse import BoundSparse, Sparse
 from lingp.inference.sparse.candidates import Rule
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.priors import Prior
-from lingp.runtime.plain import storable
+from lingp.runtime.plain import from_plain, storable, to_plain
 
 _DENSE_SHARE = 0.5  # of memory, for a kernel that is written down
 _FEATURES_SHARE = 0.25  # of memory, for the preconditioner's features
@@ -22,7 +30,7 @@ _FEATURES_SHARE = 0.25  # of memory, for the preconditioner's features
 
 @storable
 @dataclass(frozen=True)
-class Iterative:
+class Iterative(Options):
     """Exact inference by conjugate gradients: memory and products linear in N, errors stated.
 
     Variances stopped early are too large, never too small; each comes with a bound on its error,
@@ -116,7 +124,8 @@ class Iterative:
         return BoundIterative(self, sparse, product, seed)
 
 
-class BoundIterative:
+@stored_as("iterative")
+class BoundIterative(InferenceMethod):
     """Iterative inference with its preconditioner, products and probes.
 
     Parameters
@@ -131,6 +140,9 @@ class BoundIterative:
         Of the probes.
     """
 
+    title = "iterative"
+    predicts_with_data = True
+
     def __init__(
         self, options: Iterative, sparse: BoundSparse | None, product: KernelProduct, seed: int
     ) -> None:
@@ -140,37 +152,57 @@ class BoundIterative:
         self.seed = seed
 
     @property
-    def tolerance(self) -> float:
-        """See `Iterative`."""
-        return self.options.tolerance
-
-    @property
-    def variance_tolerance(self) -> float:
-        """See `Iterative`."""
-        asked = self.options.variance_tolerance
-        return self.options.tolerance if asked is None else asked
-
-    @property
-    def max_iterations(self) -> int:
-        """See `Iterative`."""
-        return self.options.max_iterations
-
-    @property
-    def num_probes(self) -> int:
-        """See `Iterative`."""
-        return self.options.num_probes
+    def solver(self) -> Solver:
+        """What posteriors need of it."""
+        options = self.options
+        asked = options.variance_tolerance
+        return Solver(
+            self.product,
+            self.sparse,
+            tolerance=options.tolerance,
+            variance_tolerance=options.tolerance if asked is None else asked,
+            max_iterations=options.max_iterations,
+            num_probes=options.num_probes,
+            seed=self.seed,
+        )
 
     def __call__(
         self, training: TrainingSet, prior: Prior, root: CurvatureRoot
     ) -> IterativePosterior:
-        return IterativePosterior(training, prior, root, self)
+        return IterativePosterior(training, prior, root, self.solver)
 
     def __str__(self) -> str:
         preconditioner = "no preconditioner" if self.sparse is None else str(self.sparse)
-        return f"tolerance {self.tolerance:.1e}; {preconditioner}; {self.product.reason}"
+        return f"tolerance {self.options.tolerance:.1e}; {preconditioner}; {self.product.reason}"
 
     def carried_over(self, training: TrainingSet, origin: Origin) -> BoundIterative:
         """The same for a changed training set, with the same inducing points and seed."""
         sparse = None if self.sparse is None else self.sparse.carried_over(training, origin)
         product = KernelProduct(training, self.product.memory, self.product.columnwise)
         return BoundIterative(self.options, sparse, product, self.seed)
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            "options": to_plain(self.options),
+            "sparse": None if self.sparse is None else method_to_plain(self.sparse),
+            "seed": self.seed,
+            **self.product.state(),
+        }
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any], training: TrainingSet) -> BoundIterative:
+        sparse = plain["sparse"]
+        return cls(
+            from_plain(plain["options"]),
+            None if sparse is None else BoundSparse.from_plain(sparse, training),
+            KernelProduct.restored(plain, training),
+            plain["seed"],
+        )
+
+    def restored(
+        self, state: dict[str, Any], training: TrainingSet, prior: Prior, root: CurvatureRoot
+    ) -> IterativePosterior:
+        sparse = None
+        if self.sparse is not None:
+            sparse = posterior_from_plain(state["sparse"], training, self.sparse, root)
+        return IterativePosterior(training, prior, root, self.solver, cast(Any, sparse))

@@ -16,26 +16,25 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.implicit import Attach
+from lingp.inference.iterative.kernel_product import KernelProduct
 from lingp.inference.iterative.krylov import Solve, Variances, solve
 from lingp.inference.iterative.lanczos import LogDeterminantEstimate, stochastic_log_determinant
 from lingp.inference.posterior import Posterior, differentiable_in_factors
 from lingp.inference.prior_values import PriorValues
-from lingp.inference.sparse import SparsePosterior
+from lingp.inference.protocol import posterior_to_plain
+from lingp.inference.sparse import BoundSparse, SparsePosterior
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.linearization import Factors
 from lingp.operators import diagonal_blocks, gram
 from lingp.priors import Prior
-
-if TYPE_CHECKING:
-    from lingp.inference.iterative import BoundIterative
 
 _LIKELY_ITERATIONS = 30  # to count the columns of products beforehand
 _FINEST = 1e3  # eps: the smallest relative residual that is asked for
@@ -72,6 +71,31 @@ class Certificate:
         )
 
 
+@dataclass(frozen=True)
+class Solver:
+    """How systems with B are solved.
+
+    Attributes
+    ----------
+    product
+        With the kernel at the training data.
+    sparse
+        Makes the sparse posterior that preconditions; None for none.
+    tolerance, variance_tolerance, max_iterations, num_probes
+        As `Iterative` has them.
+    seed
+        Of the probes.
+    """
+
+    product: KernelProduct
+    sparse: BoundSparse | None
+    tolerance: float
+    variance_tolerance: float
+    max_iterations: int
+    num_probes: int
+    seed: int
+
+
 class IterativePosterior(Posterior):
     """Conjugate gradients on B = I + Φ Φᵀ; nothing is computed before it is asked for.
 
@@ -90,8 +114,10 @@ class IterativePosterior(Posterior):
     ----------
     training, prior, root
         As every posterior has them.
-    method
+    solver
         Tolerance, preconditioner and products.
+    sparse
+        The preconditioning posterior, where it is there already.
 
     Attributes
     ----------
@@ -102,22 +128,27 @@ class IterativePosterior(Posterior):
     takes_all_ranks = True
 
     def __init__(
-        self, training: TrainingSet, prior: Prior, root: CurvatureRoot, method: BoundIterative
+        self,
+        training: TrainingSet,
+        prior: Prior,
+        root: CurvatureRoot,
+        solver: Solver,
+        sparse: SparsePosterior | None = None,
     ) -> None:
         super().__init__(training, prior, root)
         self.certificate = Certificate()
-        self._method = method
+        self._solver = solver
         self._detached_root, self._detached_variances = root.detach(), self.variances.detach()
-        self._sparse: SparsePosterior | None = None
+        self._sparse = sparse
         self._estimate: LogDeterminantEstimate | None = None
 
     @property
     def preconditioner(self) -> SparsePosterior | None:
         """The sparse posterior of the same curvature, without a graph; None if there is none."""
-        if self._sparse is None and self._method.sparse is not None:
+        if self._sparse is None and self._solver.sparse is not None:
             values = PriorValues(self._detached_variances, self.isotropic, self.groups)
             with torch.no_grad():
-                self._sparse = self._method.sparse(
+                self._sparse = self._solver.sparse(
                     self.training, cast(Prior, values), self._detached_root
                 )
         return self._sparse
@@ -139,12 +170,12 @@ class IterativePosterior(Posterior):
     def solve(self, z: Tensor) -> Tensor:
         right = self._flat(z.unsqueeze(-1))
         norm = float(torch.linalg.vector_norm(right.detach()))
-        tolerance = self._method.tolerance / max(1.0, norm)
+        tolerance = self._solver.tolerance / max(1.0, norm)
         x = self._inverse(right, max(tolerance, _FINEST * torch.finfo(z.dtype).eps))
         return self.whitened_t_product(self._rows(x)).squeeze(-1)
 
     def precision_solve(self, b: Tensor) -> Tensor:
-        tolerance = self._method.tolerance
+        tolerance = self._solver.tolerance
         # e = b - Φᵀ B⁻¹ Φ b as "variances" bᵀ e: their relative errors are squares of those of e
         variances = Variances(b.detach().square().sum(0), tolerance**2)
         x = self._inverse(self._flat(self.whitened_product(b)), tolerance, variances)
@@ -195,14 +226,27 @@ class IterativePosterior(Posterior):
         right = self._flat(self.whitened_product(e)) + noise
         # to a share of the data's own noise, whatever the prior adds to it
         share = noise.square().sum(0).sqrt() / right.square().sum(0).sqrt()
-        x = self._inverse(right, self._method.tolerance * share)
+        x = self._inverse(right, self._solver.tolerance * share)
         return e - self.whitened_t_product(self._rows(x))
+
+    @torch.no_grad()
+    def effective_parameters(self) -> Tensor:
+        with torch.enable_grad():
+            variances = self._detached_variances.clone().requires_grad_()
+            values = cast(Prior, PriorValues(variances, self.isotropic, self.groups))
+            again = IterativePosterior(self.training, values, self._detached_root, self._solver)
+            (slopes,) = torch.autograd.grad(again.log_determinant(), variances)
+        return slopes @ self._detached_variances
+
+    def state(self) -> dict[str, Any]:
+        sparse = self.preconditioner
+        return {"sparse": None if sparse is None else posterior_to_plain(sparse, with_root=False)}
 
     def bytes_per_row(self) -> int:
         training = self.training
         columns = 10 * training.shards.num_rows * self.root.rank + 2 * training.outputs.numel()
         # two rows: of batches of one, the memory hardly matters
-        if not self._method.product.pays(2 * _LIKELY_ITERATIONS * training.num_outputs):
+        if not self._solver.product.pays(2 * _LIKELY_ITERATIONS * training.num_outputs):
             columns += 3 * training.num_parameters  # of products through the factors
         return training.num_outputs * columns * self.scale.element_size()
 
@@ -220,7 +264,7 @@ class IterativePosterior(Posterior):
 
     def _product(self, w: Tensor) -> Tensor:
         """B w, (N·K x S), without a graph."""
-        kernel, rows = self._method.product, self._rows(w)
+        kernel, rows = self._solver.product, self._rows(w)
         moved = kernel(
             rows.flatten(0, 1), self._detached_root, self._detached_variances, self.isotropic
         )
@@ -246,7 +290,7 @@ class IterativePosterior(Posterior):
             right,
             self._precondition,
             tolerance=tolerance,
-            max_iterations=self._method.max_iterations,
+            max_iterations=self._solver.max_iterations,
             variances=variances,
         )
         self._note(Certificate(found.iterations, float(found.relative.max())))
@@ -283,9 +327,9 @@ class IterativePosterior(Posterior):
         own = prior.detach().diagonal(dim1=1, dim2=2).flatten()
         self.training.shards.check_same("the inputs that iterative inference predicts at", own)
         k = self._flat(torch.cat(parts))
-        method = self._method
-        variances = Variances(own, method.variance_tolerance)
-        found = self._run(k.detach(), method.tolerance, variances)
+        solver = self._solver
+        variances = Variances(own, solver.variance_tolerance)
+        found = self._run(k.detach(), solver.tolerance, variances)
         variance = own - (k.detach() * found.x).sum(0) - (found.x * found.residual).sum(0)
         least = torch.finfo(own.dtype).eps * own.clamp(min=torch.finfo(own.dtype).tiny)
         bound = float(found.bound.max())
@@ -303,14 +347,14 @@ class IterativePosterior(Posterior):
     @torch.no_grad()
     def _log_determinant_estimate(self) -> LogDeterminantEstimate:
         if self._estimate is None:
-            probes, method = self._probes(), self._method
+            probes, solver = self._probes(), self._solver
             self._expect(probes.shape[1])
             found = stochastic_log_determinant(
                 self._product,
                 self._precondition,
                 probes,
-                tolerance=method.tolerance,
-                max_iterations=method.max_iterations,
+                tolerance=solver.tolerance,
+                max_iterations=solver.max_iterations,
             )
             self._note(Certificate(found.iterations, float(found.relative.max())))
             self._warn(
@@ -325,15 +369,15 @@ class IterativePosterior(Posterior):
 
     def _probes(self) -> Tensor:
         """Draws from N(0, P), (N·K x S): the same normal variates each time."""
-        outputs, method = self.training.outputs, self._method
-        generator = torch.Generator(outputs.device).manual_seed(method.seed)
+        outputs, solver = self.training.outputs, self._solver
+        generator = torch.Generator(outputs.device).manual_seed(solver.seed)
         size = self.training.shards.num_rows * self.root.rank
-        probes = self._standard_normal(size, method.num_probes, generator=generator)
+        probes = self._standard_normal(size, solver.num_probes, generator=generator)
         sparse = self.preconditioner
         if sparse is None:
             return probes
         inner = self._standard_normal(
-            sparse.features.num_coordinates, method.num_probes, generator=generator
+            sparse.features.num_coordinates, solver.num_probes, generator=generator
         )
         return probes + self._flat(sparse.whitened_product(inner))
 
@@ -347,15 +391,15 @@ class IterativePosterior(Posterior):
         x, y = self._rows(estimate.solved), self._rows(estimate.preconditioned)
         terms = (self.whitened_t_product(x) * self.whitened_t_product(y)).sum(0)  # (S,)
         known = self.variances.new_zeros(())
-        if self._method.sparse is not None:
+        if self._solver.sparse is not None:
             values = cast(Prior, PriorValues(self.variances, self.isotropic, self.groups))
-            sparse = self._method.sparse(self.training, values, self.root)
+            sparse = self._solver.sparse(self.training, values, self.root)
             known = sparse.log_determinant()
             terms = terms - sparse.whitened_t_product(y).square().sum(0)
         return known, (estimate.weights * terms).mean()
 
     def _expect(self, num_columns: int) -> None:
-        self._method.product.expect(
+        self._solver.product.expect(
             _LIKELY_ITERATIONS * num_columns, self._detached_variances, self.isotropic
         )
 
@@ -368,14 +412,14 @@ class IterativePosterior(Posterior):
         """Say what missed the tolerance, with the numbers."""
         if bool(converged.all()):
             return
-        method = self._method
+        solver = self._solver
         missed, largest = int((~converged).sum()), float(relative[~converged].max())
-        remedy = f"raise max_iterations (now {method.max_iterations}) or num_inducing"
-        if iterations < method.max_iterations:
+        remedy = f"raise max_iterations (now {solver.max_iterations}) or num_inducing"
+        if iterations < solver.max_iterations:
             remedy = "rounding allows no more: use dtype=torch.float64 or a larger tolerance"
         warnings.warn(
             f"iterative inference: {missed} of {len(converged)} right-hand sides missed the "
-            f"tolerance {method.tolerance:.1e}; after {iterations} iterations their largest "
+            f"tolerance {solver.tolerance:.1e}; after {iterations} iterations their largest "
             f"relative residual is {largest:.1e}{consequence}. {remedy[0].upper()}{remedy[1:]}",
             ConvergenceWarning,
             stacklevel=3,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 
 from lingp.inference.cache import ValueCache
 from lingp.inference.origin import Origin
+from lingp.inference.protocol import InferenceMethod, Options, stored_as
 from lingp.inference.sparse.basis import Basis
 from lingp.inference.sparse.candidates import InducingChoice, Points, Rule, choose_inducing
 from lingp.inference.sparse.inducing import InducingPoints, points_at
@@ -19,7 +20,7 @@ from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.linearization.inputs import Inputs, input_tensors
 from lingp.priors import Prior
-from lingp.runtime.plain import storable
+from lingp.runtime.plain import from_plain, storable, to_plain
 from lingp.runtime.shards import fingerprint
 
 _KEPT_SHARE = 0.25  # of memory, for features of the training data
@@ -27,7 +28,7 @@ _KEPT_SHARE = 0.25  # of memory, for features of the training data
 
 @storable
 @dataclass(frozen=True)
-class Sparse:
+class Sparse(Options):
     """Sparse inference: one pass over the data, memory free of N, no training of anything.
 
     Attributes
@@ -64,6 +65,8 @@ class Sparse:
     >>> gp.fit(X, X.sin()).evidence().trace_term < 1e-3
     True
     """
+
+    streams: ClassVar[bool] = True
 
     num_inducing: int | None = None
     select: Rule = "kmeans++"
@@ -122,7 +125,8 @@ class Sparse:
         return BoundSparse(points, _KEPT_SHARE * memory, choice, self.complement)
 
 
-class BoundSparse:
+@stored_as("sparse")
+class BoundSparse(InferenceMethod):
     """Sparse inference with inducing points that are chosen.
 
     Parameters
@@ -136,6 +140,8 @@ class BoundSparse:
     complement
         See `Sparse`.
     """
+
+    title = "sparse"
 
     def __init__(
         self,
@@ -153,6 +159,33 @@ class BoundSparse:
     def __call__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> SparsePosterior:
         features = self.features(training, prior)
         return SparsePosterior(training, prior, root, features, self.complement)
+
+    def inputs_in_file(self) -> str:
+        where = "" if self.choice is None else ", which are training inputs"
+        return f", except for the layers' values at {self.points.num_inputs} inducing inputs{where}"
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            "points": to_plain(self.points),
+            "choice": to_plain(self.choice),
+            "complement": self.complement,
+            "keep_bytes": self.keep_bytes,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any], training: TrainingSet) -> BoundSparse:
+        return cls(
+            from_plain(plain["points"]),
+            plain["keep_bytes"],
+            from_plain(plain["choice"]),
+            plain["complement"],
+        )
+
+    def restored(
+        self, state: dict[str, Any], training: TrainingSet, prior: Prior, root: CurvatureRoot
+    ) -> SparsePosterior:
+        features = self.features(training, prior)
+        return SparsePosterior.restored(state, training, prior, root, features, self.complement)
 
     def __str__(self) -> str:
         if self.choice is not None:

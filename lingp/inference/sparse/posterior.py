@@ -34,24 +34,26 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from lingp.inference.factorize import factorize
-from lingp.inference.posterior import Posterior, differentiable_in_factors
+from lingp.inference.factorize import Factorization, factorize
+from lingp.inference.posterior import FactorizedPosterior, differentiable_in_factors
 from lingp.inference.sparse.projection import Projection
 from lingp.inference.training_set import TrainingSet
+from lingp.inference.weight_covariance import WeightCovariance
 from lingp.likelihoods import CurvatureRoot
 from lingp.linearization import Factors
 from lingp.operators import diagonal_blocks, gram
 from lingp.priors import Prior
+from lingp.runtime.plain import own
 
 Complement = Literal["fitted", "prior"]
 
 
-class SparsePosterior(Posterior):
+class SparsePosterior(FactorizedPosterior):
     """Cov e = s (I - Q Qᵀ) + Q A⁻¹ Qᵀ, with L Lᵀ = A = I + Ψᵀ Λ Ψ.
 
         log det     2 Σ_i log L_ii
@@ -102,9 +104,6 @@ class SparsePosterior(Posterior):
         for block in self.features.basis.weighted_rows(tensors, variances, factor):
             yield amplitude * block
 
-    def log_determinant(self) -> Tensor:
-        return self.factorization.log_determinant()
-
     def trace_term(self) -> Tensor:
         features = self.features
         total = features.amplitude.square() * features.basis.trace(self.root)
@@ -115,6 +114,52 @@ class SparsePosterior(Posterior):
         if self.complement == "prior":
             return trace
         return self._freedom * torch.log1p(trace / self._freedom)
+
+    @torch.no_grad()
+    def effective_parameters(self) -> Tensor:
+        # Ψ grows with the root of all variances; l = r log(1 + t/r) and l = t both have the slope t
+        # times the variance outside the span
+        outside = self.complement_variance * self.trace_term().clamp(min=0)
+        return super().effective_parameters() + outside
+
+    @torch.no_grad()
+    def weight_covariance(self, max_numbers: int) -> WeightCovariance | None:
+        rank = 2 * self.features.num_coordinates
+        if len(self.scale) * rank > max_numbers:
+            return None
+        size, s = len(self._gram), self.complement_variance
+        identity = torch.eye(size, dtype=self._gram.dtype, device=self._gram.device)
+        basis = self.features.whitened(identity)  # Q
+        columns = torch.cat([basis, basis @ self.factorization.inverse_root()], 1)
+        signs = torch.cat([-s.expand(size), s.new_ones(size)])
+        return WeightCovariance(float(s), columns, signs)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            **super().state(),
+            "gram": own(self._gram),
+            "complement_variance": own(self.complement_variance),
+        }
+
+    @classmethod
+    @torch.no_grad()
+    def restored(
+        cls,
+        state: dict[str, Any],
+        training: TrainingSet,
+        prior: Prior,
+        root: CurvatureRoot,
+        features: Projection,
+        complement: Complement,
+    ) -> SparsePosterior:
+        """The posterior that had this `state`."""
+        posterior = cls.__new__(cls)
+        FactorizedPosterior.__init__(posterior, training, prior, root)
+        posterior.factorization = Factorization(state["factor"], None, state["from_qr"])
+        posterior.complement, posterior.features = complement, features
+        posterior._gram = state["gram"]
+        posterior.complement_variance = state["complement_variance"]
+        return posterior
 
     @cached_property
     def complement_variance(self) -> Tensor:

@@ -130,7 +130,7 @@ def effective_numbers(laplace: LinearizedLaplace) -> Tensor:
     raw.requires_grad_(True)
     try:
         with torch.enable_grad():
-            log_determinant = laplace.solution().posterior.log_determinant()
+            log_determinant = laplace.solution().occam.log_determinant()
             slopes = torch.autograd.grad(log_determinant, raw)[0]
             # raw values need not be logarithms
             by_raw = torch.autograd.grad(laplace.prior.precision.log().sum(), raw)[0]
@@ -142,7 +142,7 @@ def effective_numbers(laplace: LinearizedLaplace) -> Tensor:
 def _parts(laplace: LinearizedLaplace) -> Parts:
     at = laplace.solution()
     fit = laplace.data_term.log_prob(at.outputs) - 0.5 * at.e.square().sum()
-    return fit, at.posterior.log_determinant() + at.posterior.left_out()
+    return fit, at.occam.log_determinant() + at.occam.left_out()
 
 
 def _groups(laplace: LinearizedLaplace) -> list[_Group]:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lingp.inference.exact import Exact, as_method
 from lingp.inference.factorize import ROUNDING_LIMIT, rounding_loss
-from lingp.inference.function_space import FunctionSpace
 from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.weight_space import WeightSpace, weighted_ggn
@@ -105,7 +105,7 @@ class ScaledSpectrum:
         variances = laplace.prior.variances().to(laplace.training.outputs)
         root = laplace.curvature_root()
         values, vectors = torch.linalg.eigh(squared_jacobian(laplace))
-        in_weight_space = laplace.method is WeightSpace
+        in_weight_space = as_method(laplace.method) == Exact(WeightSpace)
         values = values.clamp(min=0)
         return cls(laplace.training, variances, root, values, vectors, in_weight_space)
 
@@ -158,7 +158,7 @@ def squared_jacobian(laplace: LinearizedLaplace) -> Tensor:
     """Φᵀ Φ (P x P) or Φ Φᵀ (N·K x N·K), in the space the method works in."""
     training, root = laplace.training, laplace.curvature_root()
     variances = laplace.prior.variances().to(training.outputs)
-    if laplace.method is WeightSpace:
+    if as_method(laplace.method) == Exact(WeightSpace):
         scale = training.per_weight(variances).sqrt()
         return scale.unsqueeze(-1) * weighted_ggn(training, root) * scale
     if laplace.prior.isotropic:
@@ -168,7 +168,7 @@ def squared_jacobian(laplace: LinearizedLaplace) -> Tensor:
 
 def works_in_a_space(laplace: LinearizedLaplace) -> bool:
     """Whether the inference method is exact, so that its matrix has an eigendecomposition."""
-    return laplace.method is WeightSpace or laplace.method is FunctionSpace
+    return isinstance(as_method(laplace.method), Exact)
 
 
 def spectrum_resolved(eigenvalues: Tensor, st: float, tolerance: float = 0.0) -> bool:

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from lingp.inference import Posterior
-from lingp.inference.function_space import FunctionSpace
-from lingp.inference.sparse import SparsePosterior
-from lingp.inference.weight_space import WeightSpace
+from lingp.inference.weight_covariance import WeightCovariance
 from lingp.models import LinearizedGP
 from lingp.models.latents import Latents
 
@@ -19,64 +17,25 @@ _MOST_ROWS = 1 << 18  # numbers in the Jacobian at the points, past which the fa
 
 
 @dataclass(frozen=True)
-class WhitenedCovariance:
-    """Cov e = a I + V D Vᵀ of whitened weights, V (P x r) and D diagonal.
+class WeightLatents:
+    """Outputs by the covariance of the weights, written down.
 
-        function space    I - U Uᵀ,                      U = Φᵀ L⁻ᵀ,  L Lᵀ = I + Φ Φᵀ
-        weight space      W Wᵀ,                          W = L⁻ᵀ,     L Lᵀ = I + Φᵀ Φ
-        sparse            s (I - Q Qᵀ) + Q A⁻¹ Qᵀ
-
-    A few rows of the Jacobian at a time, as acquisition functions ask for, are multiplied by V
+    A few rows of the Jacobian at a time, as acquisition functions ask for, are multiplied by it
     faster than through the factors of layers.
 
     Attributes
     ----------
     posterior
         What it is the covariance of.
-    identity
-        a.
-    columns
-        V.
-    signs
-        D, (r,).
+    weights
+        Cov e.
     moved
         θ - θ* of the posterior's mean, (P,); None where that is the network's own.
     """
 
     posterior: Posterior
-    identity: float
-    columns: Tensor
-    signs: Tensor
+    weights: WeightCovariance
     moved: Tensor | None
-
-    @staticmethod
-    @torch.no_grad()
-    def of(posterior: Posterior, moved: Tensor | None) -> WhitenedCovariance | None:
-        """None for a posterior of another kind, and where V is large."""
-        size = len(posterior.scale)
-        if isinstance(posterior, FunctionSpace) and not posterior.factorization.from_qr:
-            rank = len(posterior.factorization.factor)
-        elif isinstance(posterior, WeightSpace):
-            rank = size
-        elif isinstance(posterior, SparsePosterior):
-            rank = 2 * posterior.features.num_coordinates
-        else:
-            return None
-        if size * rank > _MOST_COLUMNS:
-            return None
-        factor = posterior.factorization.factor
-        inverse = torch.linalg.solve_triangular(factor.mT, _eye_like(factor), upper=True)  # L⁻ᵀ
-        if isinstance(posterior, FunctionSpace):
-            rows = (posterior.training.num_data, posterior.root.rank)
-            columns = posterior.whitened_t_product(inverse.unflatten(0, rows))
-            return WhitenedCovariance(posterior, 1.0, columns, -columns.new_ones(rank), moved)
-        if isinstance(posterior, WeightSpace):
-            return WhitenedCovariance(posterior, 0.0, inverse, inverse.new_ones(rank), moved)
-        basis = posterior.features.whitened(_eye_like(factor))  # Q
-        s = posterior.complement_variance
-        columns = torch.cat([basis, basis @ inverse], 1)
-        signs = torch.cat([-s.expand(len(factor)), s.new_ones(len(factor))])
-        return WhitenedCovariance(posterior, float(s), columns, signs, moved)
 
     def joint(self, x: Tensor, size: int) -> tuple[Tensor, Tensor]:
         """As `Latents.groups`."""
@@ -84,17 +43,17 @@ class WhitenedCovariance:
         outputs, factors = self.posterior.training.linearized.factors(x)
         mean = outputs.unflatten(0, (-1, size))
         jacobian = factors.jacobian().view(len(mean), -1, len(scale))  # (b, size·C, P)
-        columns = scale.unsqueeze(-1) * self.columns
+        columns = scale.unsqueeze(-1) * self.weights.columns
         if self.moved is not None:
             columns = torch.cat([columns, self.moved.unsqueeze(-1)], 1)
         product = jacobian @ columns
         if self.moved is not None:
             mean = mean + product[..., -1].view_as(mean)
             product = product[..., :-1]
-        covariance = (product * self.signs) @ product.mT
-        if self.identity:
+        covariance = (product * self.weights.signs) @ product.mT
+        if self.weights.identity:
             whitened = jacobian * scale
-            covariance = covariance + self.identity * (whitened @ whitened.mT)
+            covariance = covariance + self.weights.identity * (whitened @ whitened.mT)
         return mean, covariance
 
 
@@ -109,7 +68,7 @@ class LatentPosterior:
 
     def __init__(self, gp: LinearizedGP) -> None:
         self.gp = gp
-        self._dense: WhitenedCovariance | None = None
+        self._dense: WeightLatents | None = None
         self._known: Posterior | None = None
 
     def joint(self, X: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,13 +82,11 @@ class LatentPosterior:
         laplace = self.gp.laplace
         posterior = laplace.posterior()
         if posterior is not self._known:
-            self._dense = WhitenedCovariance.of(posterior, laplace.weight_shift())
+            weights = posterior.weight_covariance(_MOST_COLUMNS)
+            moved = laplace.weight_shift()
+            self._dense = None if weights is None else WeightLatents(posterior, weights, moved)
             self._known = posterior
         numbers = len(x) * laplace.training.num_outputs * laplace.training.num_parameters
         if self._dense is not None and numbers <= _MOST_ROWS:
             return self._dense.joint(x, size)
         return Latents(laplace, self.gp._memory()).groups(x, size)
-
-
-def _eye_like(matrix: Tensor) -> Tensor:
-    return torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)

@@ -11,12 +11,12 @@ from botorch.models.transforms.outcome import OutcomeTransform, Standardize
 from gpytorch.constraints import GreaterThan
 from torch import Tensor, nn
 
+from lingp.inference.choice import Inference
 from lingp.integrations.botorch.model import LinearizedGPModel
 from lingp.integrations.botorch.scaling import between
 from lingp.integrations.botorch.waves import Waves, learn_scales
 from lingp.likelihoods import Gaussian, KnownNoiseGaussian, Likelihood
 from lingp.models import LinearizedGP
-from lingp.models.choice import Inference
 from lingp.priors import Prior
 from lingp.training import train_with_evidence
 

@@ -24,60 +24,36 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
-from lingp.inference import FunctionSpace, LinearizedLaplace
+from lingp.inference import LinearizedLaplace
+from lingp.inference.choice import option_from_plain, option_to_plain
 from lingp.inference.evidence import evidence
-from lingp.inference.iterative import BoundIterative
+from lingp.inference.exact import as_method
 from lingp.inference.mean_scale import Matched
-from lingp.inference.sparse import BoundSparse
+from lingp.inference.protocol import (
+    method_from_plain,
+    method_to_plain,
+    posterior_from_plain,
+    posterior_to_plain,
+)
 from lingp.likelihoods import FromDistribution, Likelihood
 from lingp.linearization.frozen import frozen_copy
 from lingp.linearization.selection import unwrapped
+from lingp.models.conditioned import ConditionedNetwork
 from lingp.models.fitting import FittedData
-from lingp.models.storable import StorableNetwork
+from lingp.models.saved.data import data_from_plain, data_to_plain
+from lingp.models.saved.without_data import FittedDataLeftOut, LaplaceLeftOut, TrainingSetLeftOut
 from lingp.priors import Prior
-from lingp.runtime.memory import format_bytes
 from lingp.runtime.plain import from_plain, own, to_plain
 from lingp.runtime.tensors import set_tensors, tensors_of
 from lingp.saving import architecture, hyperparameters
-from lingp.saving.data import data_from_plain, data_to_plain
-from lingp.saving.file import MapLocation, PathLike, read, write
-from lingp.saving.methods import (
-    method_from_plain,
-    method_to_plain,
-    option_from_plain,
-    option_to_plain,
-)
-from lingp.saving.posteriors import posterior_from_plain, posterior_to_plain
-from lingp.saving.without_data import FittedDataLeftOut, LaplaceLeftOut, TrainingSetLeftOut
+from lingp.saving.file import MapLocation, PathLike, SavedFile, read, write
 
-GP = TypeVar("GP", bound=StorableNetwork)
+GP = TypeVar("GP", bound=ConditionedNetwork)
 IncludeData = Literal["auto"] | bool
 
 
-@dataclasses.dataclass(frozen=True)
-class SavedFile:
-    """What `save` wrote.
-
-    Attributes
-    ----------
-    path
-        Of the file.
-    num_bytes
-        Its size.
-    training_data
-        What of the training data is in it, in words.
-    """
-
-    path: str
-    num_bytes: int
-    training_data: str
-
-    def __str__(self) -> str:
-        return f"{self.path} ({format_bytes(self.num_bytes)}), {self.training_data}"
-
-
 @torch.no_grad()
-def save(gp: StorableNetwork, path: PathLike, include_data: IncludeData = "auto") -> SavedFile:
+def save(gp: ConditionedNetwork, path: PathLike, include_data: IncludeData = "auto") -> SavedFile:
     """Write a fitted GP to a file; see `LinearizedGP.save`."""
     laplace = gp.laplace
     if not (isinstance(include_data, bool) or include_data == "auto"):
@@ -109,7 +85,7 @@ def save(gp: StorableNetwork, path: PathLike, include_data: IncludeData = "auto"
         "prior": hyperparameters.to_record(gp.prior),
         "likelihood": hyperparameters.to_record(gp.likelihood),
         "choice": to_plain(gp.inference_choice),
-        "method": method_to_plain(laplace.method),
+        "method": method_to_plain(as_method(laplace.method)),
         "posterior": posterior_to_plain(posterior, with_root=with_data),
         "shift": to_plain(shift),
         "matched": laplace.matched() if isinstance(laplace.mean_scale, Matched) else None,
@@ -187,7 +163,7 @@ def _of_today(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_its_data(
-    gp: StorableNetwork, content: dict[str, Any]
+    gp: ConditionedNetwork, content: dict[str, Any]
 ) -> tuple[FittedData, LinearizedLaplace]:
     plain = content["data"]
     data = FittedData(
@@ -209,7 +185,7 @@ def _with_its_data(
 
 
 def _without_its_data(
-    gp: StorableNetwork, content: dict[str, Any]
+    gp: ConditionedNetwork, content: dict[str, Any]
 ) -> tuple[FittedData, LinearizedLaplace]:
     training = TrainingSetLeftOut(gp.linearized, **content["left_out"])
     data = FittedDataLeftOut(gp.linearized, gp.likelihood)
@@ -235,12 +211,12 @@ def _without_its_data(
 def _with_data(laplace: LinearizedLaplace, include_data: IncludeData) -> bool:
     """Whether the training data go into the file."""
     there = not isinstance(laplace, LaplaceLeftOut)
-    needed = laplace.method is FunctionSpace or isinstance(laplace.method, BoundIterative)
+    method = as_method(laplace.method)
+    needed = method.predicts_with_data
     if needed and include_data is False:
-        name = "function space" if laplace.method is FunctionSpace else "iterative"
         raise ValueError(
-            f"include_data: got False, but {name} inference predicts with the training data; give "
-            '"auto" or True, or fit with inference="weight_space" or Sparse(...)'
+            f"include_data: got False, but {method.title} inference predicts with the training "
+            'data; give "auto" or True, or fit with inference="weight_space" or Sparse(...)'
         )
     if include_data is True and not there:
         raise ValueError(
@@ -255,15 +231,8 @@ def _in_words(laplace: LinearizedLaplace, with_data: bool) -> str:
     count = laplace.training.num_data
     if with_data:
         return f"with all {count} rows of training data"
-    method = laplace.method
-    if isinstance(method, BoundSparse):
-        where = "" if method.choice is None else ", which are training inputs"
-        inputs = method.points.num_inputs
-        return (
-            f"without the {count} rows of training data, except for the layers' values at "
-            f"{inputs} inducing inputs{where}"
-        )
-    return f"without the {count} rows of training data"
+    kept = as_method(laplace.method).inputs_in_file()
+    return f"without the {count} rows of training data{kept}"
 
 
 def _network(net: nn.Module) -> dict[str, Any]:

@@ -4,47 +4,32 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, get_args
 
 import torch
 
-from lingp.inference import (
-    Blocks,
-    FunctionSpace,
-    InferenceChoice,
-    InferenceMethod,
-    Iterative,
-    Mean,
-    Sites,
-    Space,
-    Sparse,
-    TrainingSet,
-    WeightSpace,
-    Workload,
-    choose_inference,
-    flop_limit,
-)
+from lingp.inference.automatic import InferenceChoice, Space, choose_inference, flop_limit
+from lingp.inference.cost import Workload
+from lingp.inference.exact import SPACES, Exact, as_method
 from lingp.inference.expected_sites import TYPICAL
+from lingp.inference.function_space import FunctionSpace
+from lingp.inference.iterative import Iterative
+from lingp.inference.laplace import Mean, Sites
 from lingp.inference.mean_scale import Matched, MeanScale
+from lingp.inference.protocol import InferenceMethod, Options, PosteriorMaker
+from lingp.inference.sparse import Sparse
+from lingp.inference.training_set import TrainingSet
+from lingp.inference.weight_space import WeightSpace
 from lingp.likelihoods import Likelihood, QuadraticLikelihood
 from lingp.operators import row_flops
 from lingp.priors import Prior
 from lingp.runtime.memory import dense_bytes
+from lingp.runtime.plain import from_plain, to_plain
 from lingp.runtime.speed import seconds_for
-
-
-@runtime_checkable
-class Bindable(Protocol):
-    """Options of inference that become a method once the data are known, as `Sparse`."""
-
-    def bind(self, training: TrainingSet, prior: Prior, memory: float) -> InferenceMethod:
-        """The method for these data within `memory` bytes."""
-        ...
-
 
 MeanScaleOption = float | Literal["auto", "matched"]
 
-Inference = Literal["auto"] | Space | InferenceMethod | Bindable
+Inference = Literal["auto"] | Space | Options | InferenceMethod | PosteriorMaker
 
 _NUM_NEWTON = 10  # posteriors on the way to a mode
 _WORTH_SAYING = 2.0  # seconds
@@ -53,9 +38,9 @@ _WORTH_SAYING = 2.0  # seconds
 def check_inference(inference: Inference) -> None:
     """Raise unless `inference` is a name, can be bound to data or can be called."""
     names = ("auto", *get_args(Space))
-    if isinstance(inference, type) and issubclass(inference, Sparse | Iterative | Blocks):
+    if isinstance(inference, type) and issubclass(inference, Options):
         raise ValueError(f"inference: got the class {inference.__name__}; give an object of it")
-    if not (callable(inference) or isinstance(inference, Bindable) or inference in names):
+    if not (callable(inference) or isinstance(inference, Options) or inference in names):
         listed = ", ".join(f'"{name}"' for name in names)
         raise ValueError(f"inference: expected {listed} or an inference object, got {inference!r}")
 
@@ -72,8 +57,49 @@ def check_mean_scale(value: MeanScaleOption) -> MeanScaleOption:
 
 def factor_bytes(inference: Inference, memory: float) -> int:
     """Bytes for the factors of the training data: none where inference streams over the data."""
-    streams = inference == "sparse" or isinstance(inference, Sparse | Blocks)
+    streams = inference == "sparse" or (isinstance(inference, Options) and inference.streams)
     return 0 if streams else int(memory / 2)
+
+
+def predicts(inference: Inference) -> bool:
+    """Whether there will be a posterior to predict with."""
+    return not isinstance(inference, Options) or inference.predicts
+
+
+def randomness(inference: Inference) -> torch.Generator | None:
+    """The generator that the user has given for what is drawn, if any."""
+    return inference.generator if isinstance(inference, Options) else None
+
+
+def option_to_plain(inference: Inference) -> Any:
+    """The option `inference` of `LinearizedGP` for a file.
+
+    Raises
+    ------
+    TypeError
+        For a method of the user's own.
+    """
+    if isinstance(inference, str):
+        return inference
+    try:
+        if isinstance(inference, Options):
+            return to_plain(inference)
+        return {"exact": as_method(inference).to_plain()["name"]}
+    except (KeyError, TypeError):
+        name = getattr(inference, "__name__", type(inference).__name__)
+        raise TypeError(
+            f"inference: a LinearizedGP with {name} can't be saved; these can: "
+            '"weight_space", "function_space", "sparse", "iterative", "auto", Sparse(...), '
+            "Iterative(...)"
+        ) from None
+
+
+def option_from_plain(plain: Any) -> Inference:
+    """What `option_to_plain` made it from."""
+    if isinstance(plain, dict) and "exact" in plain:
+        return SPACES[plain["exact"]]
+    found: Inference = from_plain(plain)
+    return found
 
 
 def choose_method(
@@ -109,10 +135,10 @@ def choose_method(
     """
     if not isinstance(inference, str):
         name = getattr(inference, "__name__", type(inference).__name__)
-        if isinstance(inference, Bindable):
+        if isinstance(inference, Options):
             method = inference.bind(training, prior, memory - _held(training))
             return method, InferenceChoice(name, f"{name} (as given): {method}")
-        return inference, InferenceChoice(name, f"{name} (as given)")
+        return as_method(inference), InferenceChoice(name, f"{name} (as given)")
     memory = training.shards.smallest(memory)
     choice = choose_inference(
         inference,
@@ -122,11 +148,11 @@ def choose_method(
         among=get_args(Space) if training.shards.alone else ("weight_space", "sparse"),
     )
     if choice.space == "function_space":
-        return FunctionSpace, choice
+        return Exact(FunctionSpace), choice
     if choice.bytes + _held(training) > memory:
         training.release_factors()
     if choice.space == "weight_space":
-        return WeightSpace, choice
+        return Exact(WeightSpace), choice
     kind = Iterative if choice.space == "iterative" else Sparse
     options = kind(choice.num_inducing)
     return options.bind(training, prior, memory - _held(training)), choice
