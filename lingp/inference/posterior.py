@@ -70,6 +70,14 @@ class OccamFactor(ABC):
         return 0.0
 
     @abstractmethod
+    def effective_parameters(self) -> Tensor:
+        """γ, how many parameters the data determine (MacKay, 1992), 0-d.
+
+        The slope of `log_determinant` + `left_out` in the logarithm of all prior variances together;
+        for exact methods tr (I + Φᵀ Φ)⁻¹ Φᵀ Φ.
+        """
+
+    @abstractmethod
     def to_predict_with(self) -> Posterior:
         """The posterior that has this determinant.
 
@@ -116,11 +124,6 @@ class Posterior(OccamFactor):
 
     @torch.no_grad()
     def effective_parameters(self) -> Tensor:
-        """γ = tr (I + Φᵀ Φ)⁻¹ Φᵀ Φ, 0-d: how many parameters the data determine (MacKay, 1992).
-
-        For a method with features of its own, the slope of `log_determinant` + `left_out` in the
-        logarithm of all prior variances together.
-        """
         size = self.features.num_coordinates
         identity = torch.eye(size, dtype=self.scale.dtype, device=self.scale.device)
         return size - self.precision_solve(identity).diagonal().sum()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from lingp.models import LinearizedGP
 
 
@@ -15,4 +17,5 @@ def effective_parameters(gp: LinearizedGP) -> float:
     gp
         With data.
     """
-    return float(gp.laplace.solution().posterior.effective_parameters())
+    with torch.no_grad():
+        return float(gp.laplace.solution().occam.effective_parameters())

@@ -54,6 +54,14 @@ class BlocksDeterminant(OccamFactor):
         share = 1 - len(each) / blocks.total  # of the blocks that were not looked at
         return float(each.std()) * math.sqrt(share / len(each))
 
+    @torch.no_grad()
+    def effective_parameters(self) -> Tensor:
+        variances = self.variances.detach().requires_grad_()
+        tensors = [t.detach() for t in self.root.tensors()]
+        _, (slopes, *_) = self.estimate(variances, *tensors, gradients=True)
+        assert slopes is not None
+        return slopes @ self.variances.detach()
+
     def to_predict_with(self) -> NoReturn:
         refuse_to_predict()
 
