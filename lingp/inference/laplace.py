@@ -47,6 +47,8 @@ Mean = Literal["network", "refit"]
 Sites = Literal["mean", "network", "expected"]
 T = TypeVar("T")
 
+_NUM_PROBES = 50
+
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
@@ -367,10 +369,18 @@ class LinearizedLaplace:
 
     def _kept(self, cache: ValueCache[T], make: Callable[[], T]) -> T:
         """The result of `make` for the current values of everything it depends on."""
-        outputs, data = self.training.outputs, self.data_term
         modules = (self.prior, self.likelihood)
         state = [t for module in modules for t in (*module.parameters(), *module.buffers())]
-        # not only the state: whatever else a likelihood is made of shows in its values
-        values = (self.prior.variances(), data.log_prob_rows(outputs), data.residual(outputs))
         owners = (self.training, *modules, self.method, self.mean, self.sites)
-        return cache.get((*state, *values), make, owners)
+        return cache.get((*state, self.prior.variances(), *self._probed()), make, owners)
+
+    def _probed(self) -> tuple[Tensor, Tensor]:
+        """What the likelihood says of some data: that shows what it is made of beside its state.
+
+        Of so few that a prediction takes no longer with more data.
+        """
+        training = self.training
+        step = max(1, training.num_data // _NUM_PROBES)
+        outputs, targets = training.outputs[::step], training.targets[::step]
+        data = DataTerm(self.likelihood, targets)
+        return data.log_prob_rows(outputs), data.residual(outputs)

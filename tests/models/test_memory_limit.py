@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from lingp import LinearizedGP, Sparse
-from lingp.inference import Exact, FunctionSpace, WeightSpace
+from lingp.inference import Exact, FunctionSpace, WeightSpace, choice
 from lingp.inference.sparse import BoundSparse
 from lingp.linearization import LinearizedNetwork
-from lingp.inference import choice
 
 GIB = 2**30
 
