@@ -32,7 +32,7 @@ def as_likelihood(likelihood: Likelihood | str) -> Likelihood:
     """Return a `Likelihood`: an object as it is, a name with its default hyperparameters."""
     if isinstance(likelihood, Likelihood):
         return likelihood
-    names = ", ".join(repr(name) for name in _BY_NAME)
+    names = ", ".join(repr(name) for name in sorted(_BY_NAME))
     if not isinstance(likelihood, str):
         raise TypeError(
             f"likelihood: expected a name ({names}) or an object from lingp.likelihoods, "

@@ -8,7 +8,7 @@ from lingp import likelihoods
 from lingp.priors import Isotropic, Layerwise
 
 
-@says("likelihood: 'normal' is not known; the names are 'gaussian', 'categorical'")
+@says("likelihood: 'normal' is not known; the names are 'bernoulli', 'binomial'")
 def _():
     fit(likelihood="normal")
 
