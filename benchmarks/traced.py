@@ -34,10 +34,11 @@ def traced(package: Path, call: Callable[[], object]) -> set[Function]:
     passed: set[Function] = set()
 
     def note(frame: FrameType, event: str, argument: object) -> None:
-        file, name = frame.f_code.co_filename, frame.f_code.co_qualname
-        if event == "call" and file.startswith(str(package)):
-            if not name.endswith(("<listcomp>", "<genexpr>", "<lambda>", "<dictcomp>", "<setcomp>")):
-                passed.add((file.removeprefix(f"{package}/"), name))
+        code = frame.f_code
+        file, inner = code.co_filename, code.co_name.endswith(">")  # a comprehension or a lambda
+        if event == "call" and file.startswith(str(package)) and not inner:
+            name = f"{code.co_name}, line {code.co_firstlineno}"
+            passed.add((file.removeprefix(f"{package}/"), name))
 
     sys.setprofile(note)
     try:

@@ -306,3 +306,19 @@ def test_scores_of_latent_normals_by_hand(benchmark_module):
     assert found[0] == pytest.approx(exact, abs=3 * 0.2 / np.sqrt(20000))
     nothing = scores.softmax_mixture(mean, np.zeros((1, 2, 2)))
     np.testing.assert_allclose(nothing[0, 0], 1 / (1 + np.exp(-1)), rtol=1e-12)
+
+
+def test_serving_names_every_model_size_and_number_of_rows(tmp_path):
+    rows = table_of(run("serving.py", "--turns", "2", tmp_path=tmp_path))
+    assert len(rows) == 3 * 2 * 2
+    assert all(float(row["median (ms)"]) > 0 for row in rows)
+
+
+def test_traced_counts_what_a_call_passes(tmp_path):
+    report = run("traced.py", "--functions", tmp_path=tmp_path)
+    rows = {row["call"]: row for row in table_of(report)}
+    assert "lingp: fit: models/conditioned.py fit, line" in report
+    assert int(rows["lingp: next predict"]["functions"]) < int(
+        rows["lingp: first predict"]["functions"]
+    )
+    assert int(rows["scikit-learn: predict"]["files"]) >= 1
