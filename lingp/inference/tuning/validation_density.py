@@ -195,7 +195,8 @@ class ValidationDensity:
     def as_good_as(self, best: Scales) -> list[Scales]:
         """Of what was tried, what the rows can't tell from the best.
 
-        That is what lacks no more than one standard error of the difference, row by row.
+        That is what lacks no more than one standard error of the difference, row by row. The row
+        of unknown label has no say here: it can't tell anything from anything.
         """
         count, shards = self.rows.shards.num_rows, self.rows.shards
         found = []
@@ -203,7 +204,7 @@ class ValidationDensity:
             lacks = self.tried[best].each - tried.each
             total, squares = shards.total(float(lacks.sum())), shards.total(float(lacks @ lacks))
             variance = max(0.0, squares / count - (total / count) ** 2)
-            lost = self.beside_rows(best) - self.beside_rows(scales)
+            lost = self.log_prior(best) - self.log_prior(scales)
             if total + lost <= math.sqrt(count * variance):
                 found.append(scales)
         return found
