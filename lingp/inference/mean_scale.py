@@ -146,9 +146,9 @@ def best_scale(
         mixture = AffineMixture(scaled, moved, covariance, normal)
         each = mixture.log_prob(targets)
         each = each if weights is None else weights * each
-        own = each.sum() + unknown_label(scaled, mixture.mean_alone(), shards).sum()
+        each = each + unknown_label(scaled, mixture.mean_alone(), shards)
         expected = 0.5 * ((log_scale - math.log(start)) / typical) ** 2
-        return expected - shards.total(float(own))
+        return expected - shards.total(float(each.sum()))
 
     found = scipy.optimize.minimize_scalar(
         loss,
@@ -161,9 +161,9 @@ def best_scale(
 
 
 def unknown_label(likelihood: Likelihood, moments: Tensor, shards: Shards) -> Tensor:
-    """What the log density of one more row, whose label nobody knows, is the sum of, (n x L x K).
+    """What each row gives to the log density of one more row, whose label nobody knows, (n,).
 
-        1/N Σ_n 1/K Σ_k log p(k | x_n), for each of L labels
+        1/N Σ_n 1/K Σ_k log p(k | x_n)
 
     It may lie at any of the inputs, and have any of the labels, with equal probability. Rows of
     which all labels are predicted right would like predictions to be certain; one more row of
@@ -181,7 +181,7 @@ def unknown_label(likelihood: Likelihood, moments: Tensor, shards: Shards) -> Te
         How the rows are spread over processes.
     """
     probs = likelihood.label_probs(moments).clamp(min=torch.finfo(moments.dtype).tiny)
-    return probs.log() / (probs.shape[-1] * max(1, shards.num_rows))
+    return probs.log().mean(-1).flatten(1).sum(-1) / max(1, shards.num_rows)
 
 
 def left_out_covariance(data: DataTerm, posterior: Posterior, rows: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ class Tried:
         Weighted log predictive density of the validation rows of this process, (n,).
     unknown
         Where the scale of the mean is free, what these rows give to the log density of a row of
-        unknown label (see `lingp.inference.mean_scale`), (n x L x K).
+        unknown label (see `lingp.inference.mean_scale`), (n,).
     mean_scale
         s they have it with.
     """
@@ -89,7 +89,7 @@ class Tried:
 
     def total(self) -> float:
         """Of all rows of this process."""
-        return float(self.each.sum() + (0.0 if self.unknown is None else self.unknown.sum()))
+        return float((self.each if self.unknown is None else self.each + self.unknown).sum())
 
 
 class ValidationDensity:
@@ -196,30 +196,18 @@ class ValidationDensity:
         """Of what was tried, what the rows can't tell from the best.
 
         That is what lacks no more than one standard error of the difference, row by row. The row
-        of unknown label is one more, which could be any row with any label.
+        of unknown label has no say here: it can't tell anything from anything.
         """
         count, shards = self.rows.shards.num_rows, self.rows.shards
         found = []
         for scales, tried in self.tried.items():
             lacks = self.tried[best].each - tried.each
             total, squares = shards.total(float(lacks.sum())), shards.total(float(lacks @ lacks))
-            variance = count * max(0.0, squares / count - (total / count) ** 2)
-            variance += self._spread_of_unknown(best, scales)
-            lost = self.beside_rows(best) - self.beside_rows(scales)
-            if total + lost <= math.sqrt(variance):
+            variance = max(0.0, squares / count - (total / count) ** 2)
+            lost = self.log_prior(best) - self.log_prior(scales)
+            if total + lost <= math.sqrt(count * variance):
                 found.append(scales)
         return found
-
-    def _spread_of_unknown(self, best: Scales, scales: Scales) -> float:
-        """The variance of the difference for the row of unknown label, over rows and labels."""
-        first, second = self.tried[best].unknown, self.tried[scales].unknown
-        if first is None or second is None:
-            return 0.0
-        share = 1 / (first.shape[-1] * self.rows.shards.num_rows)  # of each row with each label
-        lacks = (first - second) / share
-        mean = self.rows.shards.sum(share * lacks.sum((0, 2)))
-        square = self.rows.shards.sum(share * lacks.square().sum((0, 2)))
-        return float((square - mean.square()).clamp(min=0).sum())
 
     def __call__(self, candidates: list[Scales]) -> list[float]:
         """The density at each of the factors, times their own; -inf where there is none."""
