@@ -11,8 +11,10 @@ from torch.nn.functional import logsigmoid
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
 from lingp.likelihoods.named import named
 from lingp.likelihoods.targets import check_values, flatten_targets
+from lingp.runtime.described import described
 
 
+@described()
 @named("bernoulli")
 class Bernoulli(ElementwiseLikelihood):
     """log p(y | f) = Σ_c log σ(s_c f_c),   s = 2y - 1.

@@ -18,8 +18,10 @@ from lingp.likelihoods.elementwise import ElementwiseLikelihood
 from lingp.likelihoods.named import named
 from lingp.likelihoods.special import betainc
 from lingp.likelihoods.targets import check_values, flatten_targets
+from lingp.runtime.described import described, same
 
 
+@described(total_count=same("total_count"))
 @named("binomial")
 class Binomial(ElementwiseLikelihood):
     """log p(y | f) = Σ_c [ y_c log σ(f_c) + (n_c - y_c) log σ(-f_c) + log binom(n_c, y_c) ].

@@ -12,8 +12,10 @@ from lingp.likelihoods.predictives.draws import random_normal
 from lingp.likelihoods.roots import BlockRoot, CurvatureRoot, DenseRoot
 from lingp.likelihoods.targets import check_values, flatten_targets, split_missing, with_rows
 from lingp.likelihoods.two_classes import integrate_two
+from lingp.runtime.described import described, same
 
 
+@described(num_classes=same("num_classes"))
 @named("categorical")
 class Categorical(Likelihood):
     """log p(y | f) = f_y - log Σ_k exp f_k,   p = softmax(f).

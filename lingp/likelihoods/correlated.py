@@ -12,8 +12,10 @@ from lingp.likelihoods.base import QuadraticLikelihood
 from lingp.likelihoods.predictives import CorrelatedGaussianPredictive
 from lingp.likelihoods.roots import CurvatureRoot, DenseRoot, SharedRoot
 from lingp.likelihoods.targets import flatten_targets, split_missing
+from lingp.runtime.described import described
 
 
+@described(covariance=lambda noise: torch.eye(len(noise.raw_scale), dtype=torch.float64))
 class CorrelatedGaussian(QuadraticLikelihood):
     """log p(y | f) = log N(y; f, Σ),  Σ = L Lᵀ (C x C), the same for all data.
 

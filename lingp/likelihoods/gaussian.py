@@ -14,8 +14,10 @@ from lingp.likelihoods.named import named
 from lingp.likelihoods.predictives import GaussianPredictive
 from lingp.likelihoods.roots import CurvatureRoot, DiagonalRoot, UniformRoot
 from lingp.likelihoods.targets import flatten_targets, split_missing
+from lingp.runtime.described import described, start
 
 
+@described(noise=start("noise"))
 @named("gaussian")
 class Gaussian(QuadraticLikelihood):
     """log p(y | f) = -½ Σ_c [ (y_c - f_c)² / noise_c + log(2π noise_c) ].

@@ -20,12 +20,14 @@ from lingp.likelihoods.predictives import (
 from lingp.likelihoods.predictives.draws import random_normal
 from lingp.likelihoods.roots import CurvatureRoot, DenseRoot
 from lingp.likelihoods.targets import flatten_targets, split_missing
+from lingp.runtime.described import described, same
 
 _LINKS = ("softplus", "exp")
 _LOWEST = -40.0
 _HIGHEST = {"softplus": math.exp(40.0), "exp": 40.0}
 
 
+@described(link=same("link"), floor=same("floor"))
 @named("heteroscedastic")
 class Heteroscedastic(Likelihood):
     """y ~ N(μ, σ²) with natural parameters η₁ = f₁ = μ / σ² and η₂ = -½ g(f₂) = -1 / (2σ²).

@@ -14,8 +14,10 @@ from lingp.likelihoods.counts import check_known, flatten_pairs
 from lingp.likelihoods.predictives import KnownNoisePredictive
 from lingp.likelihoods.roots import CurvatureRoot, DiagonalRoot
 from lingp.likelihoods.targets import check_values, flatten_targets, split_missing
+from lingp.runtime.described import described, start
 
 
+@described(noise=start("noise"))
 class KnownNoiseGaussian(QuadraticLikelihood):
     """log p(y | f) = -½ Σ_c [ (y_c - f_c)² / v_c + log(2π v_c) ],   v_c = known_c + noise_c.
 

@@ -19,8 +19,10 @@ from lingp.likelihoods.counts import (
 from lingp.likelihoods.named import named
 from lingp.likelihoods.poisson import Poisson, log_rate
 from lingp.likelihoods.special import betainc
+from lingp.runtime.described import described, same, start
 
 
+@described(dispersion=start("dispersion"), exposure=same("has_known"))
 @named("negative_binomial")
 class NegativeBinomial(Poisson):
     """Counts with mean μ = exposure · exp(f) and variance μ + dispersion · μ².

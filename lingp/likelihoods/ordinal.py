@@ -12,8 +12,10 @@ from torch.nn.functional import logsigmoid
 from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
 from lingp.likelihoods.targets import check_values, flatten_targets, with_rows
+from lingp.runtime.described import described, same
 
 
+@described(num_classes=same("num_classes"))
 class Ordinal(ElementwiseLikelihood):
     """P(y <= k | f) = σ(b_k - f),   b_0 < b_1 < .. < b_{K-2}: the cumulative logit model.
 

@@ -20,8 +20,10 @@ from lingp.likelihoods.counts import (
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
 from lingp.likelihoods.named import named
 from lingp.likelihoods.targets import flatten_targets
+from lingp.runtime.described import described, same
 
 
+@described(exposure=same("has_known"))
 @named("poisson")
 class Poisson(ElementwiseLikelihood):
     """log p(y | f) = Σ_c [ y_c η_c - exp(η_c) - log y_c! ],   η = f + log exposure.

@@ -13,8 +13,10 @@ from lingp.likelihoods.elementwise import ElementwiseLikelihood
 from lingp.likelihoods.named import named
 from lingp.likelihoods.special import student_t_cdf
 from lingp.likelihoods.targets import flatten_targets
+from lingp.runtime.described import described, start
 
 
+@described(degrees_of_freedom=start("degrees_of_freedom"), scale=start("scale"))
 @named("student_t")
 class StudentT(ElementwiseLikelihood):
     """y = f + scale · t,  t ~ Student-t with ν degrees of freedom, independently for each output.

@@ -12,8 +12,10 @@ from lingp.likelihoods.base import Likelihood, QuadraticLikelihood
 from lingp.likelihoods.named import as_likelihood
 from lingp.likelihoods.predictives import Predictive
 from lingp.likelihoods.roots import CurvatureRoot
+from lingp.runtime.described import described
 
 
+@described()
 class Tempered(Likelihood):
     """p(y | f)^{1/T}: the posterior of data counted 1/T times each.
 
@@ -147,6 +149,7 @@ class Tempered(Likelihood):
         return f"temperature={self.temperature.item():.4g}"
 
 
+@described()
 class TemperedQuadratic(Tempered, QuadraticLikelihood):  # type: ignore[override]
     """What `Tempered` makes of a likelihood quadratic in f: z / √T, as R z = r."""
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from lingp.priors.grouped import Grouped
+from lingp.runtime.described import described
 
 
+@described()
 class Diagonal(Grouped):
     """θ_i ~ N(μ0_i, 1 / precision_i): one precision for each of the P weights.
 

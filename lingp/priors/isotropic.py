@@ -6,8 +6,10 @@ from gpytorch.constraints import Interval
 from torch import Tensor
 
 from lingp.priors.base import Prior, WeightMean, as_precision
+from lingp.runtime.described import described
 
 
+@described()
 class Isotropic(Prior):
     """θ ~ N(μ0, I / precision): one precision for all weights.
 

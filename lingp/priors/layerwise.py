@@ -9,8 +9,10 @@ from gpytorch.constraints import Interval
 from torch import Tensor
 
 from lingp.priors.base import Prior, WeightMean, as_precision, check_names
+from lingp.runtime.described import described
 
 
+@described()
 class Layerwise(Prior):
     """θ_l ~ N(μ0_l, I / precision_l): one precision per parameter tensor.
 

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from lingp.priors.base import WeightMean
 from lingp.priors.grouped import Grouped
+from lingp.runtime.described import described, same
 
 
+@described(units=same("units"), inputs_first=lambda prior: list(prior._patterns))
 class UnitWise(Grouped):
     """Automatic relevance determination: the weights of one unit share a precision.
 

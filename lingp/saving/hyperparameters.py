@@ -8,7 +8,6 @@ and loading takes an object to put them into.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import gpytorch
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from lingp import likelihoods, priors
 from lingp.likelihoods.tempered import TemperedQuadratic
+from lingp.runtime.described import arguments_of, class_named
 from lingp.runtime.plain import own
 from lingp.saving.errors import SavedFileError
 
@@ -33,57 +33,8 @@ _CONSTRAINTS: dict[str, type[Interval]] = {
     cls.__name__: cls for cls in (Interval, GreaterThan, LessThan, Positive)
 }
 
-Arguments = Mapping[str, Callable[[Any], Any]]
-
-
-def _start(name: str) -> Callable[[Any], Any]:
-    """A number, or one per output, to construct with; the values come from the state."""
-
-    def value(module: Any) -> Any:
-        raw = getattr(module, f"raw_{name}", None)
-        if raw is None:
-            return None
-        return 4.0 if raw.dim() == 0 else [4.0] * len(raw)
-
-    return value
-
-
-def _same(name: str) -> Callable[[Any], Any]:
-    return lambda module: getattr(module, name)
-
-
-_NOISE: Arguments = {"noise": _start("noise")}
-_EXPOSURE: Arguments = {"exposure": _same("has_known")}
-_RECIPES: dict[type, Arguments] = {
-    priors.Isotropic: {},
-    priors.Layerwise: {},
-    priors.Diagonal: {},
-    priors.UnitWise: {
-        "units": _same("units"),
-        "inputs_first": lambda prior: list(prior._patterns),
-    },
-    likelihoods.Gaussian: _NOISE,
-    likelihoods.KnownNoiseGaussian: _NOISE,
-    likelihoods.CorrelatedGaussian: {
-        "covariance": lambda noise: torch.eye(len(noise.raw_scale), dtype=torch.float64)
-    },
-    likelihoods.Categorical: {"num_classes": _same("num_classes")},
-    likelihoods.Bernoulli: {},
-    likelihoods.Binomial: {"total_count": _same("total_count")},
-    likelihoods.Poisson: _EXPOSURE,
-    likelihoods.NegativeBinomial: {"dispersion": _start("dispersion"), **_EXPOSURE},
-    likelihoods.Ordinal: {"num_classes": _same("num_classes")},
-    likelihoods.StudentT: {
-        "degrees_of_freedom": _start("degrees_of_freedom"),
-        "scale": _start("scale"),
-    },
-    likelihoods.Heteroscedastic: {"link": _same("link"), "floor": _same("floor")},
-    likelihoods.Tempered: {},
-    TemperedQuadratic: {},
-}
 # what checking targets finds out, beside what it is made of
 _FOUND: dict[type, tuple[str, ...]] = {likelihoods.FromDistribution: ("family", "rule")}
-_BY_NAME = {cls.__name__: cls for cls in _RECIPES}
 
 
 def to_record(module: gpytorch.Module) -> dict[str, Any]:
@@ -175,7 +126,8 @@ def _structure(module: gpytorch.Module) -> dict[str, Any]:
     cls = type(module)
     record: dict[str, Any] = {"class": cls.__qualname__, "only_given": _only_given(module)}
     if record["only_given"] is None:
-        record["arguments"] = {name: get(module) for name, get in _RECIPES[cls].items()}
+        arguments = arguments_of(cls) or {}
+        record["arguments"] = {name: get(module) for name, get in arguments.items()}
         record["constraints"] = {n: _constraint(c) for n, c in module._constraints.items()}
         if isinstance(module, likelihoods.Tempered):
             record["tempered"] = _structure(module.likelihood)
@@ -188,7 +140,7 @@ def _only_given(module: gpytorch.Module) -> str | None:
     """Why the file can't say how to make this object; None if it can."""
     if isinstance(module, (likelihoods.AutodiffLikelihood, likelihoods.FromDistribution)):
         return "which is made of functions"
-    if type(module) not in _RECIPES:
+    if arguments_of(type(module)) is None:
         return "which isn't a class of lingp's own"
     if list(module.named_priors()):
         return "with GPyTorch priors on its hyperparameters"
@@ -206,7 +158,7 @@ def _made(record: dict[str, Any]) -> Any:
         arguments["likelihood"] = _made(record["tempered"])
     if "mean_shape" in record:
         arguments["mean"] = torch.zeros(record["mean_shape"], dtype=torch.float64)
-    cls: Any = _BY_NAME[record["class"]]
+    cls: Any = class_named(record["class"])
     if cls is TemperedQuadratic:
         cls = likelihoods.Tempered  # which decides by what it is given
     module = cls(**arguments)
