@@ -124,7 +124,7 @@ def best_scale(
 ) -> float:
     """s of largest log predictive density of labels that are known, between 1/50 and 1,000.
 
-    The row of an unknown label (see `unknown_label`) counts with them.
+    A row that is predicted right or wrong (see `undecided_row`) counts with them.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def best_scale(
         mixture = AffineMixture(scaled, moved, covariance, normal)
         each = mixture.log_prob(targets)
         each = each if weights is None else weights * each
-        each = each + unknown_label(scaled, mixture.mean_alone(), shards)
+        each = each + undecided_row(scaled, mixture.mean_alone(), shards)
         expected = 0.5 * ((log_scale - math.log(start)) / typical) ** 2
         return expected - shards.total(float(each.sum()))
 
@@ -160,16 +160,16 @@ def best_scale(
     return start if loss(math.log(start)) <= found.fun else math.exp(found.x)
 
 
-def unknown_label(likelihood: Likelihood, moments: Tensor, shards: Shards) -> Tensor:
-    """What each row gives to the log density of one more row, whose label nobody knows, (n,).
+def undecided_row(likelihood: Likelihood, moments: Tensor, shards: Shards) -> Tensor:
+    """What each row gives to the log density of one more row, predicted right or wrong, (n,).
 
-        1/N Σ_n 1/K Σ_k log p(k | x_n)
+        1/N Σ_n [ ½ log p_n + ½ log(1 - p_n) ],   p_n the largest probability at x_n
 
-    It may lie at any of the inputs, and have any of the labels, with equal probability. Rows of
-    which all labels are predicted right would like predictions to be certain; one more row of
-    which nothing is known asks for the chance of an error that so many rows can't rule out.
-    Platt (1999), "Probabilistic outputs for support vector machines", section 2.2, adds one of
-    each label.
+    It may lie at any of the inputs. Rows of which all labels are predicted right would like
+    predictions to be certain; one more of which nobody knows that asks for the chance of an error
+    that so many rows can't rule out. For two labels it is the row of Krichevsky and Trofimov
+    (1981); Platt (1999), "Probabilistic outputs for support vector machines", section 2.2, adds one
+    of each label.
 
     Parameters
     ----------
@@ -180,8 +180,10 @@ def unknown_label(likelihood: Likelihood, moments: Tensor, shards: Shards) -> Te
     shards
         How the rows are spread over processes.
     """
-    probs = likelihood.label_probs(moments).clamp(min=torch.finfo(moments.dtype).tiny)
-    return probs.log().mean(-1).flatten(1).sum(-1) / max(1, shards.num_rows)
+    probs = likelihood.label_probs(moments)
+    right = probs.amax(-1)  # (n, L)
+    wrong = (probs.sum(-1) - right).clamp(min=torch.finfo(right.dtype).tiny)
+    return 0.5 * (right.log() + wrong.log()).flatten(1).sum(-1) / max(1, shards.num_rows)
 
 
 def left_out_covariance(data: DataTerm, posterior: Posterior, rows: Tensor) -> Tensor:

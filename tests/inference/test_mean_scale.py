@@ -19,7 +19,7 @@ from lingp.inference.mean_scale import (
     flattening,
     left_out_covariance,
     matched_scale,
-    unknown_label,
+    undecided_row,
 )
 from lingp.likelihoods import Bernoulli, Categorical, Ordinal, Tempered
 from lingp.priors import Isotropic
@@ -171,8 +171,9 @@ def test_labels_choose_the_scale_with_which_they_are_most_probable():
     found = best_scale(Categorical(), y, None, mean, nothing, **options)
 
     def loss(s):
-        unknown = (s * mean).log_softmax(-1).mean()
-        return float(-Categorical().log_prob(y, s * mean).sum() - unknown)
+        probs = (s * mean).softmax(-1).amax(-1)
+        undecided = 0.5 * (probs.log() + (1 - probs).log()).mean()
+        return float(-Categorical().log_prob(y, s * mean).sum() - undecided)
 
     wanted = minimize_scalar(loss, bounds=(0.1, 20.0), method="bounded").x
     assert found == pytest.approx(wanted, rel=0.01)
@@ -181,12 +182,12 @@ def test_labels_choose_the_scale_with_which_they_are_most_probable():
     assert held < 1.1  # a scale that is all but known stays
     twice = torch.full((4000,), 2.0, dtype=torch.float64)
     doubled = best_scale(Categorical(), y, twice, mean, nothing, **options)
-    assert doubled == pytest.approx(found, rel=2e-3)  # one unknown label to 8,000 known ones
+    assert doubled == pytest.approx(found, rel=2e-3)  # one undecided row to 8,000
 
 
 @pytest.mark.parametrize("num_rows", [20, 200])
 def test_rows_without_an_error_are_not_believed_to_be_certain(num_rows):
-    """One unknown label of two: n log(1 - e) + ½ log e + ½ log(1 - e) is largest at ½ / (n + 1)."""
+    """Half right, half wrong: n log(1 - e) + ½ log e + ½ log(1 - e) is largest at ½ / (n + 1)."""
     mean = torch.full((num_rows, 1), 2.0, dtype=torch.float64)
     y = torch.ones(num_rows, 1, dtype=torch.float64)
     nothing = torch.zeros(num_rows, 1, 1, dtype=torch.float64)
@@ -196,11 +197,14 @@ def test_rows_without_an_error_are_not_believed_to_be_certain(num_rows):
     assert 2 * found == pytest.approx(math.log((1 - error) / error), rel=5e-3)
 
 
-def test_an_unknown_label_has_all_labels_of_all_outputs_alike():
+def test_an_undecided_row_is_right_or_wrong_in_each_of_its_labels():
     probs = torch.tensor([[0.9, 0.2], [0.5, 0.6]], dtype=torch.float64)
-    found = unknown_label(Bernoulli(), probs, Shards.single().with_rows(2))
+    found = undecided_row(Bernoulli(), probs, Shards.single().with_rows(2))
     wanted = [0.5 * math.log(p * (1 - p)) + 0.5 * math.log(q * (1 - q)) for p, q in probs.tolist()]
     assert found.tolist() == pytest.approx([w / 2 for w in wanted])
+    probs = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64)
+    found = undecided_row(Categorical(), probs, Shards.single().with_rows(1))
+    assert float(found) == pytest.approx(0.5 * math.log(0.7 * 0.3))
 
 
 def test_the_cutpoints_of_ordered_labels_are_scaled_too():

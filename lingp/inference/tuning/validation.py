@@ -11,7 +11,7 @@ Where the mean of class labels is scaled (see `lingp.inference.mean_scale`), its
 for these rows at every s. With it they often can't tell one s from another, for what the average
 takes the scale gives back, while far from the data s decides. So of the factors that these rows
 can't tell from the best, by the standard error of the difference, the one that changes least is
-taken. Rows without a single error would like certainty; one more row, whose label nobody knows,
+taken. Rows without a single error would like certainty; one more row, predicted right or wrong,
 counts with them.
 """
 

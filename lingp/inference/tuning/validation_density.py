@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lingp.inference.factorize import OutOfRangeError, RoundingWarning
 from lingp.inference.laplace import LinearizedLaplace
-from lingp.inference.mean_scale import best_scale, unknown_label
+from lingp.inference.mean_scale import best_scale, undecided_row
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.tuning.scale_search import Scales
 from lingp.inference.tuning.scaled_spectrum import ScaledRows, ScaledSpectrum, works_in_a_space
@@ -76,20 +76,20 @@ class Tried:
     ----------
     each
         Weighted log predictive density of the validation rows of this process, (n,).
-    unknown
-        Where the scale of the mean is free, what these rows give to the log density of a row of
-        unknown label (see `lingp.inference.mean_scale`), (n,).
+    undecided
+        Where the scale of the mean is free, what these rows give to the log density of one more
+        row, predicted right or wrong (see `lingp.inference.mean_scale`), (n,).
     mean_scale
         s they have it with.
     """
 
     each: Tensor
-    unknown: Tensor | None
+    undecided: Tensor | None
     mean_scale: float
 
     def total(self) -> float:
         """Of all rows of this process."""
-        return float((self.each if self.unknown is None else self.each + self.unknown).sum())
+        return float((self.each if self.undecided is None else self.each + self.undecided).sum())
 
 
 class ValidationDensity:
@@ -170,8 +170,8 @@ class ValidationDensity:
     def beside_rows(self, scales: Scales) -> float:
         """What a value has besides the log density of the validation rows."""
         tried = self.tried.get(scales)
-        unknown = None if tried is None else tried.unknown
-        own = 0.0 if unknown is None else float(unknown.sum())
+        undecided = None if tried is None else tried.undecided
+        own = 0.0 if undecided is None else float(undecided.sum())
         return self.rows.shards.total(own) + self.log_prior(scales)
 
     def without_variance(self) -> float:
@@ -195,8 +195,8 @@ class ValidationDensity:
     def as_good_as(self, best: Scales) -> list[Scales]:
         """Of what was tried, what the rows can't tell from the best.
 
-        That is what lacks no more than one standard error of the difference, row by row. The row
-        of unknown label has no say here: it can't tell anything from anything.
+        That is what lacks no more than one standard error of the difference, row by row. The
+        undecided row has no say here: it can't tell anything from anything.
         """
         count, shards = self.rows.shards.num_rows, self.rows.shards
         found = []
@@ -306,10 +306,10 @@ class ValidationDensity:
         each = predictive.log_prob(self.rows.targets[rows])
         if self.rows.weights is not None:
             each = self.rows.weights[rows] * each
-        unknown = None
+        undecided = None
         if self.free_scale:
-            unknown = unknown_label(likelihood, predictive.mean, self.rows.shards)
-        return Tried(each, unknown, scale)
+            undecided = undecided_row(likelihood, predictive.mean, self.rows.shards)
+        return Tried(each, undecided, scale)
 
     def _scaled_rows(self) -> Iterator[tuple[slice, ScaledRows]]:
         assert self.spectrum is not None
