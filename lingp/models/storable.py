@@ -65,8 +65,9 @@ class StorableNetwork(ConditionedNetwork):
             file: its own weights don't matter, and it stays as it is.
         prior, likelihood
             Objects as they were made before, which are copied and get the hyperparameters in the
-            file; only for what the file can't describe: a subclass of your own, a likelihood made
-            of functions, GPyTorch priors on hyperparameters.
+            file; only for what the file can't describe: a class of your own that isn't
+            `lingp.runtime.described.described`, a likelihood made of functions, GPyTorch priors on
+            hyperparameters.
         map_location
             As `torch.load` takes it: where tensors go, such as "cpu"; by default where they were.
 

@@ -46,7 +46,7 @@ class Objective(ABC):
         """The same from one eigendecomposition, where that is possible."""
 
 
-class Evidence(Objective):
+class LogEvidence(Objective):
     """log q(D)."""
 
     name = "evidence"
@@ -73,5 +73,5 @@ class LeaveOneOutDensity(Objective):
 
 
 OBJECTIVES: dict[str, type[Objective]] = {
-    kind.name: kind for kind in (Evidence, LeaveOneOutDensity)
+    kind.name: kind for kind in (LogEvidence, LeaveOneOutDensity)
 }

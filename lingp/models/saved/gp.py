@@ -7,10 +7,9 @@ The file is a dict:
     architecture, network   modules and shapes, to compare with; weights and buffers
     options, output_shape   what the constructor was given; the shape of one row's output
     prior, likelihood       class, options, constraints and values (`hyperparameters`)
-    choice, method          the inference that was chosen, and what it keeps (`methods`)
+    choice, method          the inference that was chosen, and what it keeps of the data
     posterior, shift, mode, matched
-                            what predictions are made from (`posteriors`), so that none of it is
-                            computed again
+                            what predictions are made from, so that none of it is computed again
     data                    the training data (`data`), or None; then `left_out` has their sizes
                             and `evidence` what they said
 """
