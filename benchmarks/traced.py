@@ -69,7 +69,7 @@ def calls() -> dict[str, tuple[Path, Callable[[], object]]]:
     gp = lingp.LinearizedGP(net)
     exact = ExactGP(x, y.squeeze(1)).eval()
     exact.likelihood.eval()
-    forest = GaussianProcessRegressor(optimizer=None)
+    regressor = GaussianProcessRegressor(optimizer=None)
     here, theirs = (Path(module.__file__ or "").parent for module in (lingp, gpytorch))
     sk = Path(sklearn.__file__).parent / "gaussian_process"
 
@@ -82,8 +82,8 @@ def calls() -> dict[str, tuple[Path, Callable[[], object]]]:
         "lingp: first predict": (here, predicted),
         "lingp: next predict": (here, predicted),
         "GPyTorch: first predict": (theirs, lambda: exact.likelihood(exact(x[:5])).variance),
-        "scikit-learn: fit": (sk, lambda: forest.fit(x.numpy(), y.numpy())),
-        "scikit-learn: predict": (sk, lambda: forest.predict(x[:5].numpy(), return_std=True)),
+        "scikit-learn: fit": (sk, lambda: regressor.fit(x.numpy(), y.numpy())),
+        "scikit-learn: predict": (sk, lambda: regressor.predict(x[:5].numpy(), return_std=True)),
     }
 
 

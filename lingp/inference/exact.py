@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lingp.inference.factorize import Factorization
 from lingp.inference.function_space import FunctionSpace
 from lingp.inference.posterior import Posterior
 from lingp.inference.protocol import InferenceMethod, Made, PosteriorMaker, stored_as
@@ -55,10 +54,7 @@ class Exact(InferenceMethod):
     def restored(
         self, state: dict[str, Any], training: TrainingSet, prior: Prior, root: CurvatureRoot
     ) -> Posterior:
-        posterior = self.space.__new__(self.space)
-        Posterior.__init__(posterior, training, prior, root)
-        posterior.factorization = Factorization(state["factor"], None, state["from_qr"])
-        return posterior
+        return self.space.with_factor(state, training, prior, root)
 
 
 def as_method(method: InferenceMethod | PosteriorMaker) -> InferenceMethod:

@@ -380,7 +380,7 @@ class LinearizedLaplace:
         Of so few that a prediction takes no longer with more data.
         """
         training = self.training
-        step = max(1, training.num_data // _NUM_PROBES)
+        step = max(1, -(-training.num_data // _NUM_PROBES))
         outputs, targets = training.outputs[::step], training.targets[::step]
         data = DataTerm(self.likelihood, targets)
         return data.log_prob_rows(outputs), data.residual(outputs)

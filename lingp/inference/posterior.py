@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from lingp.inference.factorize import Factorization
 from lingp.inference.features import Features, WhitenedJacobian
@@ -96,11 +97,11 @@ class Posterior(OccamFactor):
     are plain values.
     """
 
-    def to_predict_with(self) -> Posterior:
-        return self
-
     takes_all_ranks: ClassVar[bool] = False
     """Whether covariances and samples take all processes where data are spread over some."""
+
+    def to_predict_with(self) -> Posterior:
+        return self
 
     @abstractmethod
     def solve(self, z: Tensor) -> Tensor:
@@ -234,6 +235,16 @@ class FactorizedPosterior(Posterior):
 
     def state(self) -> dict[str, Any]:
         return {"factor": own(self.factorization.factor), "from_qr": self.factorization.from_qr}
+
+    @classmethod
+    def with_factor(
+        cls, state: dict[str, Any], training: TrainingSet, prior: Prior, root: CurvatureRoot
+    ) -> Self:
+        """A posterior with the factor of this `state`; nothing is factorised."""
+        posterior = cls.__new__(cls)
+        FactorizedPosterior.__init__(posterior, training, prior, root)
+        posterior.factorization = Factorization(state["factor"], None, state["from_qr"])
+        return posterior
 
 
 def differentiable_in_factors(

@@ -99,17 +99,7 @@ class Iterative(Options):
             raise ValueError(f"num_probes: got {self.num_probes}; a standard error takes 2 or more")
 
     def bind(self, training: TrainingSet, prior: Prior, memory: float) -> BoundIterative:
-        """The method with a preconditioner chosen for these data.
-
-        Parameters
-        ----------
-        training
-            The training data.
-        prior
-            A bound prior; its current variances are those of the kernel that rules use.
-        memory
-            Bytes that may be used.
-        """
+        """The method with a preconditioner chosen for these data. See `Options.bind`."""
         generator = self.generator
         if generator is None:  # results repeat, and torch's global one is left alone
             generator = torch.Generator().manual_seed(0)

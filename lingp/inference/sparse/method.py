@@ -90,17 +90,7 @@ class Sparse(Options):
             )
 
     def bind(self, training: TrainingSet, prior: Prior, memory: float) -> BoundSparse:
-        """The method with inducing points chosen for these data.
-
-        Parameters
-        ----------
-        training
-            The training data.
-        prior
-            A bound prior; its current variances are those of the kernel that rules use.
-        memory
-            Bytes that may be used.
-        """
+        """The method with inducing points chosen for these data. See `Options.bind`."""
         if self.inducing is not None:
             prints = [fingerprint(t) for t in input_tensors(self.inducing)]
             training.shards.check_agreement({"the inducing inputs (fingerprints)": prints})

@@ -39,7 +39,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lingp.inference.factorize import Factorization, factorize
+from lingp.inference.factorize import factorize
 from lingp.inference.posterior import FactorizedPosterior, differentiable_in_factors
 from lingp.inference.sparse.projection import Projection
 from lingp.inference.training_set import TrainingSet
@@ -153,9 +153,7 @@ class SparsePosterior(FactorizedPosterior):
         complement: Complement,
     ) -> SparsePosterior:
         """The posterior that had this `state`."""
-        posterior = cls.__new__(cls)
-        FactorizedPosterior.__init__(posterior, training, prior, root)
-        posterior.factorization = Factorization(state["factor"], None, state["from_qr"])
+        posterior = cls.with_factor(state, training, prior, root)
         posterior.complement, posterior.features = complement, features
         posterior._gram = state["gram"]
         posterior.complement_variance = state["complement_variance"]
