@@ -24,7 +24,13 @@ from lingp import (
 from lingp.inference import Iterative, Sparse
 from lingp.kernels import NetworkMean, NTKernel
 from lingp.linearization import LinearizedNetwork, register_rule
-from lingp.models import JointPrediction, LeaveOneOutPrediction, LinearizedGP, Prediction
+from lingp.models import (
+    JointPrediction,
+    LaplaceMarginalLogLikelihood,
+    LeaveOneOutPrediction,
+    LinearizedGP,
+    Prediction,
+)
 from lingp.runtime.version import __version__
 from lingp.training import EvidenceTraining, train_with_evidence
 
@@ -36,6 +42,7 @@ __all__ = [
     "EvidenceTraining",
     "Iterative",
     "JointPrediction",
+    "LaplaceMarginalLogLikelihood",
     "LeaveOneOutPrediction",
     "LinearizedGP",
     "LinearizedGPClassifier",

@@ -317,7 +317,7 @@ def test_serving_names_every_model_size_and_number_of_rows(tmp_path):
 def test_traced_counts_what_a_call_passes(tmp_path):
     report = run("traced.py", "--functions", tmp_path=tmp_path)
     rows = {row["call"]: row for row in table_of(report)}
-    assert "lingp: fit: models/conditioned.py fit, line" in report
+    assert "lingp: fit: models/linearized_gp.py fit, line" in report
     assert int(rows["lingp: next predict"]["functions"]) < int(
         rows["lingp: first predict"]["functions"]
     )

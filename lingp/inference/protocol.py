@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -175,7 +175,7 @@ def posterior_from_plain(
     if plain["root"] is not None:
         root = from_plain(plain["root"])
     root = root or DiagonalRoot(training.outputs[:0])
-    return method.restored(plain, training, cast(Prior, values), root)
+    return method.restored(plain, training, values, root)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,17 @@ def map_inputs(fn: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
     return type(x)(fn(value) for value in x)  # type: ignore[call-arg]
 
 
+def joined_inputs(batches: Sequence[Inputs]) -> Inputs:
+    """The rows of all batches as one input."""
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(batches))  # type: ignore[arg-type]
+    keys = first.keys() if isinstance(first, Mapping) else range(len(first))
+    parts = {key: torch.cat([batch[key] for batch in batches]) for key in keys}  # type: ignore[index]
+    joined: Inputs = parts if isinstance(first, Mapping) else type(first)(parts.values())  # type: ignore
+    return joined
+
+
 def input_tensors(x: Inputs) -> list[Tensor]:
     """All tensors of an input, after checking that it is one of the kinds we take."""
     if isinstance(x, Tensor):

@@ -4,6 +4,7 @@ from lingp.models.doubts import PosteriorWarning
 from lingp.models.inducing_kernel import InducingPointNTKernel
 from lingp.models.joint import JointPrediction
 from lingp.models.linearized_gp import LinearizedGP
+from lingp.models.marginal_log_likelihood import LaplaceMarginalLogLikelihood
 from lingp.models.prediction import LeaveOneOutPrediction, Prediction
 from lingp.models.prior_mean import PriorMean
 from lingp.models.variational import LinearizedSVGP
@@ -12,6 +13,7 @@ from lingp.models.whitened_strategy import WhitenedStrategy
 __all__ = [
     "InducingPointNTKernel",
     "JointPrediction",
+    "LaplaceMarginalLogLikelihood",
     "LeaveOneOutPrediction",
     "LinearizedGP",
     "LinearizedSVGP",

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from lingp.inference.batches import Batch
 from lingp.linearization.inputs import Inputs, map_inputs, num_rows
+from lingp.operators.batches import Batch
 
 BATCH_SIZE = 256
 

@@ -3,41 +3,76 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any, Literal
 
+import gpytorch
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from torch import Tensor
+from linear_operator.operators import LinearOperator
+from torch import Tensor, nn
+from typing_extensions import Self
 
 from lingp.inference import (
     HyperparameterResult,
+    InferenceChoice,
+    LinearizedLaplace,
+    Mean,
     ValidationResult,
     leave_one_out,
     optimize,
     tune_on_validation,
 )
+from lingp.inference.choice import (
+    Inference,
+    MeanScaleOption,
+    announce,
+    announce_scale,
+    check_inference,
+    check_mean_scale,
+    choose_method,
+    factor_bytes,
+    predicts,
+)
 from lingp.inference.evidence import Evidence, evidence
-from lingp.inference.mean_scale import Matched
+from lingp.inference.exact import as_method
+from lingp.inference.laplace import Sites
+from lingp.inference.mean_scale import Matched, MeanScale
 from lingp.inference.mode import Mode
-from lingp.linearization.inputs import num_rows
+from lingp.inference.origin import Origin
+from lingp.likelihoods import Likelihood, as_likelihood
+from lingp.linearization import LinearizedNetwork, ParameterSelection
+from lingp.linearization.inputs import Inputs, joined_inputs, num_rows
+from lingp.models.agreement import check_ranks
+from lingp.models.class_weights import ClassWeight
 from lingp.models.covariance import PosteriorCovariance
-from lingp.models.doubts import warn_of_evidence
-from lingp.models.intake import as_inputs, as_known, validation_batches
+from lingp.models.doubts import warn_of_evidence, warn_of_posterior
+from lingp.models.fitting import FittedData, Missing
+from lingp.models.intake import as_inputs, as_known, as_row_numbers, validation_batches
 from lingp.models.joint import JointPrediction, joint_prediction
 from lingp.models.latents import Latents
 from lingp.models.layout import TargetLayout, untempered
 from lingp.models.prediction import LeaveOneOutPrediction, Prediction
-from lingp.models.storable import StorableNetwork
+from lingp.models.saved import SavedGP, save
 from lingp.models.tuning import (
     Objective,
     SearchMethod,
     refuse_with_validation,
     refuse_without_validation,
 )
+from lingp.operators import NTKLinearOperator
+from lingp.priors import Prior, as_prior
+from lingp.runtime.memory import dense_bytes, memory_for
 from lingp.runtime.restoring import restored_on_error
+from lingp.runtime.shards import Shards
+from lingp.saving import SavedFile
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
-class LinearizedGP(StorableNetwork):
+class LinearizedGP(gpytorch.models.GP):
     """The Gaussian process f(x) ~ N( f(x; θ*), J(x) Cov(θ) J(x)ᵀ ) of a trained network.
 
     The network is linearised in its weights at θ*, which have prior N(μ0, Σ0). The network
@@ -91,6 +126,312 @@ class LinearizedGP(StorableNetwork):
     torch.Size([20, 1])
     """
 
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood | str = "gaussian",
+        *,
+        prior: Prior | float | None = None,
+        parameters: ParameterSelection = "all",
+        inference: Inference = "auto",
+        mean: Mean = "network",
+        sites: Sites | Literal["auto"] = "auto",
+        mean_scale: MeanScaleOption = "auto",
+        dtype: torch.dtype = torch.float64,
+        memory_budget: int | None = None,
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        if mean not in ("network", "refit"):
+            raise ValueError(f'mean: expected "network" or "refit", got {mean!r}')
+        if sites not in ("auto", "mean", "network", "expected"):
+            raise ValueError(
+                f'sites: expected "auto", "mean", "network" or "expected", got {sites!r}'
+            )
+        check_inference(inference)
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"dtype: expected torch.float64 or torch.float32, got {dtype}")
+        if memory_budget is not None and memory_budget <= 0:
+            raise ValueError(f"memory_budget: expected a number of bytes, got {memory_budget}")
+        super().__init__()
+        self.inference = inference
+        self.memory_budget = memory_budget
+        self.shards = Shards.of(process_group)
+        self.linearized = LinearizedNetwork(
+            net,
+            parameters,
+            dtype=dtype,
+            memory_budget=None if memory_budget is None else max(1, memory_budget // 4),
+        )
+        self.prior = as_prior(prior)
+        self.likelihood = as_likelihood(likelihood)
+        self._mean: Mean = mean
+        self._sites = sites
+        self._mean_scale = check_mean_scale(mean_scale)
+        self._prepares = True  # posteriors of class labels, as soon as they can be made
+        self._sureness: float | None = None  # factor of the matched scale, by validation data
+        self._data: FittedData | None = None
+        self._laplace: LinearizedLaplace | None = None
+        self._choice: InferenceChoice | None = None
+        self.eval()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # hyperparameters are those of these two modules, also while the user exchanges one
+        if name == "prior":
+            value = as_prior(value).bind_to(self.linearized)
+        elif name == "likelihood":
+            value = as_likelihood(value)
+        super().__setattr__(name, value)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        # .to(), .double(), .cuda() all come through here; what `fn` does shows on a probe
+        probe = torch.empty(0, dtype=torch.float64, device=self.linearized.device)
+        moved = fn(probe)
+        if (moved.dtype, moved.device) != (probe.dtype, probe.device):
+            raise RuntimeError(
+                f"a LinearizedGP stays where its network and data are, on {probe.device}, and its "
+                f"hyperparameters in float64; got {moved.dtype} on {moved.device}. Move the "
+                "network and make another: LinearizedGP(net.to(device), dtype=...)"
+            )
+        return super()._apply(fn, recurse)
+
+    @property
+    def mean(self) -> Mean:
+        """Whose mean predictions and evidence have: "network" or "refit"."""
+        return self._mean
+
+    @property
+    def sites(self) -> Sites:
+        """Where the likelihood's curvature is taken: "mean", "network" or "expected"."""
+        if self._sites != "auto":
+            return self._sites
+        return "expected" if self.likelihood.saturates and self._mean == "network" else "mean"
+
+    @property
+    def mean_scale(self) -> float:
+        """s of predictions E p(y | s m + ε) of class labels; settable.
+
+        To a number, to a rule, or to that of another GP, `other.laplace.mean_scale`.
+
+        "matched" finds it anew whenever hyperparameters or data change; validation data make it
+        larger or smaller by a factor.
+        """
+        return self.laplace.scale_of_mean()
+
+    @mean_scale.setter
+    def mean_scale(self, value: MeanScaleOption | Matched) -> None:
+        if isinstance(value, Matched):
+            self._mean_scale, self._sureness = "matched", value.factor
+        else:
+            self._mean_scale, self._sureness = check_mean_scale(value), None
+
+    def _scale_or_rule(self) -> MeanScale:
+        """The number or rule for the likelihood as it is."""
+        labels = self.likelihood.saturates
+        if self._mean_scale == "auto" and not labels:
+            return 1.0
+        if self._mean_scale != 1.0 and not labels:
+            raise ValueError(
+                f"mean_scale: got {self._mean_scale!r}, but {type(self.likelihood).__name__} is "
+                'not of class labels, for which it is made; leave it at "auto"'
+            )
+        if isinstance(self._mean_scale, str):
+            return Matched(self._sureness or 1.0)
+        return self._mean_scale
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of Jacobians and linear algebra."""
+        return self.linearized.dtype
+
+    @property
+    def laplace(self) -> LinearizedLaplace:
+        """What `fit` made: training data, curvature and posterior, for hyperparameters as they are.
+
+        Raises
+        ------
+        RuntimeError
+            Before `fit`.
+        """
+        return self._refreshed()
+
+    @property
+    def inference_choice(self) -> InferenceChoice:
+        """Which inference `fit` chose, and why."""
+        self._refreshed()
+        assert self._choice is not None
+        return self._choice
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        class_weight: ClassWeight | None = None,
+        missing: Missing = "error",
+        progress: bool = True,
+        prepare: bool = True,
+    ) -> Self:
+        """Condition on data; the network is not trained.
+
+        Parameters
+        ----------
+        X
+            Inputs (tensor, array, tuple, list or dict of them) with `y`; or a Dataset, a DataLoader
+            or any iterable of batches, (inputs, targets) or (inputs, targets, weights). Rows count
+            as often as they are seen.
+        y
+            Targets, of the shape the likelihood asks for; (N,) and (N, 1) stand for each other.
+            Where a likelihood has a known quantity per target (noise variance, trials, exposure), a
+            last axis of two holds target and quantity.
+        sample_weight
+            One weight per row, (N,): a row of weight w counts like w rows.
+        class_weight
+            Multiplies the weights of rows by label: a mapping from label to weight, one weight per
+            class, or "balanced" for n / (K n_k), as in scikit-learn.
+        missing
+            "nan": NaN targets were not observed. "error": they are refused.
+        progress
+            Whether work that takes more than seconds, now or later, shows a progress bar.
+        prepare
+            Whether the posterior of class labels, which takes the time of about five, is made as
+            soon as data or hyperparameters change. False: when it is needed, or by `prepare`.
+
+        Returns
+        -------
+        self
+
+        Notes
+        -----
+        With a `process_group`, X and y are the rows of this process, at least one, and all
+        processes call `fit` together.
+        """
+        memory = self._memory()
+        with restored_on_error(*self._state()):
+            self._sureness, self._prepares = None, prepare
+            data = FittedData(
+                self.linearized,
+                self.likelihood,
+                class_weight=class_weight,
+                missing=missing,
+                shards=self.shards,
+                memory=memory,
+            )
+            data.collect(
+                X,
+                y,
+                sample_weight,
+                keep_bytes=factor_bytes(self.inference, memory),
+                chunk_bytes=dense_bytes(memory),
+                progress=progress,
+            )
+            check_ranks(self.shards, data.training, self.prior, self.likelihood, self._options())
+            self._condition(data)
+            if progress and self.inference == "auto" and self.shards.rank == 0:
+                announce(self.inference_choice, self.dtype, self.linearized.device)
+            if self._prepare() and progress and self.shards.rank == 0:
+                announce_scale(self._scale_or_rule(), self.mean_scale)
+        return self
+
+    def prepare(self) -> Self:
+        """Make the posterior now, which otherwise waits until it is needed, and say what is odd.
+
+        Returns
+        -------
+        self
+
+        Warns
+        -----
+        PosteriorWarning
+            If predictions of class labels will likely be worse than they need be.
+        """
+        laplace = self.laplace
+        laplace.posterior()
+        laplace.weight_shift()
+        laplace.scale_of_mean()
+        if self.likelihood.saturates and self._sureness is None:
+            warn_of_posterior(laplace)
+        return self
+
+    def add_data(self, X: Any, y: Any = None, *, sample_weight: Any = None) -> Self:
+        """Condition on more rows, as if they had been there at `fit`.
+
+        The network is run on the new rows only. Class weights and missing targets are taken as
+        `fit` was told.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in `fit`.
+
+        Returns
+        -------
+        self
+        """
+        before = self.laplace.training.num_data
+        assert self._data is not None
+        kept = torch.arange(before)
+        with restored_on_error(*self._state()):
+            self._data.extend(X, y, sample_weight)
+            self._recondition(Origin(kept, kept[:0], None))
+        return self
+
+    def remove_data(self, rows: Any) -> Self:
+        """Take rows away again, as if they had not been there at `fit`.
+
+        A sparse posterior subtracts their terms and keeps its inducing points, also those at
+        removed inputs; where rounding would show, it goes through the rest again.
+
+        Parameters
+        ----------
+        rows
+            Numbers of rows in the order they were given, or one truth value per row.
+
+        Returns
+        -------
+        self
+        """
+        training = self.laplace.training
+        assert self._data is not None
+        index = self.shards.attempt(lambda: as_row_numbers(rows, training.num_data))
+        with restored_on_error(*self._state()):
+            self._recondition(self._data.remove(index))
+        return self
+
+    def forward(self, X: Any) -> MultivariateNormal:
+        """`gp(X)`: the latent outputs, as a GPyTorch model gives them.
+
+        Like other GPyTorch models it gives the prior in train mode, or under
+        `gpytorch.settings.prior_mode`: N( f_lin(x; μ0), J(x) Σ0 J(x)ᵀ ), with a graph to the
+        prior's hyperparameters. Otherwise it gives `posterior`.
+
+        Parameters
+        ----------
+        X
+            Inputs.
+        """
+        if not self.training and gpytorch.settings.prior_mode.off():
+            return self.posterior(X)
+        outputs, factors = self.linearized.factors(as_inputs(X))
+        self.prior.bind_to(self.linearized)
+        deviation = (self.prior.mean - self.linearized.weights()).to(outputs)
+        mean = outputs + factors.matmul(deviation.unsqueeze(-1)).squeeze(-1)
+        variances = self.prior.variances().to(outputs)
+        return _normal(mean, NTKLinearOperator.from_factors(factors, variances=variances))
+
+    @property
+    def train_inputs(self) -> tuple[Inputs]:
+        """The training inputs, as the one argument of `gp(X)`."""
+        inputs = self.laplace.training.inputs
+        return (inputs[0] if len(inputs) == 1 else joined_inputs(inputs),)
+
+    @property
+    def train_targets(self) -> Tensor:
+        """The training targets as they were given, (N, ...)."""
+        self._refreshed()
+        assert self._data is not None
+        return torch.cat(self._data.given)
+
     def posterior(self, X: Any) -> MultivariateNormal:
         """Joint posterior of the latent outputs at all rows of X, without noise.
 
@@ -101,10 +442,7 @@ class LinearizedGP(StorableNetwork):
             interleaved.
         """
         mean, covariance = self._latents().joint(as_inputs(X))
-        operator = PosteriorCovariance(covariance)
-        if mean.shape[1] == 1:
-            return MultivariateNormal(mean.squeeze(1), operator)
-        return MultitaskMultivariateNormal(mean, operator)
+        return _normal(mean, PosteriorCovariance(covariance))
 
     def predict(
         self,
@@ -311,6 +649,192 @@ class LinearizedGP(StorableNetwork):
         flat = self._latents().sample(as_inputs(X), num_samples, generator)
         return flat.reshape(*flat.shape[:2], *self._output_shape())
 
+    def save(
+        self, path: str | os.PathLike[str], *, include_data: Literal["auto"] | bool = "auto"
+    ) -> SavedFile:
+        """Write this GP to one file, from which `load` gives the same predictions.
+
+        On the same machine, with as many threads, to the last bit. The file has the network's
+        weights, prior, likelihood, options and the posterior; tensors, numbers, strings, lists and
+        dicts, which `torch.load(weights_only=True)` reads. It replaces an older one in one step.
+
+        Parameters
+        ----------
+        path
+            Of the file; its folder exists.
+        include_data
+            Whether the training data are in the file. "auto": where predictions take them, in
+            function space and for iterative inference. Without them, a loaded GP predicts, draws
+            and knows its evidence; what has to go through the data again (other hyperparameters,
+            `add_data`, `leave_one_out`) raises an error. Sparse inference keeps what the network's
+            layers make of its inducing inputs, which are training inputs.
+
+        Returns
+        -------
+        What was written, and what of the training data is in it; prints as one line.
+        """
+        laplace = self.laplace
+        assert self._data is not None
+        options = {
+            "parameters": list(self.linearized.parameter_names),
+            "inference": self.inference,
+            "mean": self._mean,
+            "sites": self._sites,
+            "mean_scale": self._mean_scale,
+            "dtype": self.dtype,
+            "memory_budget": self.memory_budget,
+        }
+        return save(
+            path,
+            self._data,
+            laplace,
+            self.inference_choice,
+            options,
+            sureness=self._sureness,
+            include_data=include_data,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        net: nn.Module,
+        *,
+        prior: Prior | None = None,
+        likelihood: Likelihood | None = None,
+        map_location: Any = None,
+    ) -> Self:
+        """A GP from a file that `save` wrote.
+
+        Parameters
+        ----------
+        path
+            Of the file.
+        net
+            A network of the same architecture. It is copied and its copy gets the weights in the
+            file: its own weights don't matter, and it stays as it is.
+        prior, likelihood
+            Objects as they were made before, which are copied and get the hyperparameters in the
+            file; only for what the file can't describe: a class of your own that isn't
+            `lingp.runtime.described.described`, a likelihood made of functions, GPyTorch priors on
+            hyperparameters.
+        map_location
+            As `torch.load` takes it: where tensors go, such as "cpu"; by default where they were.
+
+        Raises
+        ------
+        lingp.saving.SavedFileError
+            For a file that is damaged, of a newer lingp, of another network, or something else.
+        """
+        if not isinstance(net, nn.Module):
+            raise TypeError(f"net: got {type(net).__name__}; expected a torch.nn.Module")
+        file = SavedGP(path, map_location)
+        gp = cls(
+            file.network(net),
+            file.module("likelihood", likelihood),
+            prior=file.module("prior", prior),
+            **file.options,
+        )
+        file.set_values(gp.linearized, gp.prior, gp.likelihood)
+        gp._sureness = file.sureness
+        gp._data, gp._laplace, gp._choice = file.fitted(
+            gp.linearized, gp.prior, gp.likelihood, gp.mean, gp.sites, gp._scale_or_rule()
+        )
+        return gp
+
+    def _refreshed(self) -> LinearizedLaplace:
+        if self._laplace is None or self._data is None:
+            raise RuntimeError("this LinearizedGP has no data yet: call fit(X, y) first")
+        self.prior.bind_to(self.linearized)  # inputs have shown which layer is the last
+        if self.likelihood is not self._data.likelihood:
+            with restored_on_error(self, self._data, self._data.training):
+                self._data.exchange_likelihood(self.likelihood)
+                self._condition(self._data)
+        self._laplace.prior = self.prior
+        self._laplace.mean_scale = self._scale_or_rule()
+        return self._laplace
+
+    def _state(self) -> tuple[object, ...]:
+        """What holds the data, what was made of them, and the hyperparameters."""
+        held = (self, self.linearized, self._data, self.prior, self.likelihood)
+        return tuple(part for part in held if hasattr(part, "__dict__"))
+
+    def _recondition(self, origin: Origin) -> None:
+        """Go on with changed data: with what the method carries over, or from nothing."""
+        data, laplace = self._data, self._laplace
+        assert data is not None and laplace is not None
+        method = as_method(laplace.method).carried_over(data.training, origin)
+        if method is None:
+            self._condition(data)
+            return
+        self._laplace = dataclasses.replace(laplace, training=data.training, method=method)
+        self._prepare()
+
+    def _condition(self, data: FittedData) -> None:
+        """Choose inference for these data and start from nothing."""
+        self.prior.bind_to(self.linearized)
+        held = data.training.factor_bytes if data.training.factors_kept else 0
+        method, choice = choose_method(
+            self.inference,
+            data.training,
+            self.prior,
+            data.likelihood,
+            memory_for(self.memory_budget, self.linearized.device, held),
+            mean=self._mean,
+            sites=self.sites,
+        )
+        self._laplace = LinearizedLaplace(
+            data.training,
+            self.prior,
+            data.likelihood,
+            method,
+            self._mean,
+            self.sites,
+            self._scale_or_rule(),
+        )
+        self._data, self._choice = data, choice
+        if not self.shards.alone:
+            self._prepare()
+
+    def _prepare(self) -> bool:
+        """Make posteriors that take all ranks, each of which can then predict for itself.
+
+        And those of class labels, which take the time of several. Returns whether it did.
+        """
+        labels = self.likelihood.saturates and predicts(self.inference)
+        wanted = not self.shards.alone or (labels and self._prepares)
+        if wanted:
+            self.prepare()
+        return wanted
+
+    def _options(self) -> dict[str, object]:
+        """What has to be the same on all ranks, besides the hyperparameters."""
+        return {
+            "inference": self.inference,
+            "mean": self._mean,
+            "sites": self.sites,
+            "mean_scale": self._scale_or_rule(),
+            "dtype": str(self.dtype),
+        }
+
+    def _output_shape(self) -> tuple[int, ...]:
+        assert self.linearized.output_shape is not None
+        return tuple(self.linearized.output_shape)
+
+    def _memory(self) -> float:
+        return memory_for(self.memory_budget, self.linearized.device)
+
+    def __repr__(self) -> str:
+        state = "not fitted" if self._choice is None else str(self._choice)
+        if self.likelihood.saturates:
+            state = f"mean scale: {_in_words(self._scale_or_rule())}\n  {state}"
+        if self._data is not None and self._data.note is not None:
+            state += f"\n  {self._data.note}"
+        return (
+            f"LinearizedGP(\n  {self.linearized.num_parameters} weights, mean={self._mean!r}, "
+            f"{self.dtype}\n  {_one_line(self.prior)}\n  {_one_line(self.likelihood)}\n  {state}\n)"
+        )
+
     def _tune_on(
         self,
         validation: Any,
@@ -385,3 +909,20 @@ class LinearizedGP(StorableNetwork):
                 f"known: {type(self.likelihood).__name__} has no known quantity of its targets"
             )
         return as_known(known, num_rows, targets.shape[1]).to(targets)
+
+
+def _in_words(scale: MeanScale) -> str:
+    if not isinstance(scale, Matched):
+        return f"{scale:.3g}"
+    return "matched" if scale.factor == 1 else f"matched x {scale.factor:.3g}"
+
+
+def _one_line(module: nn.Module) -> str:
+    return f"{type(module).__name__}({module.extra_repr()})"
+
+
+def _normal(mean: Tensor, covariance: LinearOperator) -> MultivariateNormal:
+    """N(mean (n x C), covariance (n·C x n·C)) as GPyTorch has it for one output and for several."""
+    if mean.shape[1] == 1:
+        return MultivariateNormal(mean.squeeze(1), covariance)
+    return MultitaskMultivariateNormal(mean, covariance)

@@ -37,7 +37,7 @@ def leverage(
     ax
         Axes to draw on; new ones by default.
     """
-    found = gp if isinstance(gp, Influence) else influence(gp)
+    found: Influence = influence(gp) if isinstance(gp, LinearizedGP) else gp
     if num_labelled < 0:
         raise ValueError(f"num_labelled: expected 0 or more, got {num_labelled}")
     ax = axes(ax)

@@ -16,13 +16,15 @@ def restored_on_error(*objects: object) -> Iterator[None]:
     Parameters
     ----------
     *objects
-        Of modules, the values of parameters and buffers are put back; of others, which attributes
-        they have, and which objects those are.
+        Which attributes they have, and which objects those are, is put back; of modules the values
+        of parameters and buffers, too.
     """
     modules = [o for o in objects if isinstance(o, nn.Module)]
     tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
     values = [t.detach().clone() for t in tensors]
-    attributes = [(vars(o), dict(vars(o))) for o in objects if not isinstance(o, nn.Module)]
+    held = [vars(o) for o in objects]
+    held += [vars(m)[name] for m in modules for name in ("_parameters", "_buffers", "_modules")]
+    attributes = [(names, dict(names)) for names in held]
     try:
         yield
     except BaseException:

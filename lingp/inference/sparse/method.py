@@ -7,7 +7,6 @@ from typing import Any, ClassVar, get_args
 
 import torch
 
-from lingp.inference.cache import ValueCache
 from lingp.inference.origin import Origin
 from lingp.inference.protocol import InferenceMethod, Options, stored_as
 from lingp.inference.sparse.basis import Basis
@@ -22,6 +21,7 @@ from lingp.linearization.inputs import Inputs, input_tensors
 from lingp.priors import Prior
 from lingp.runtime.plain import from_plain, storable, to_plain
 from lingp.runtime.shards import fingerprint
+from lingp.runtime.value_cache import ValueCache
 
 _KEPT_SHARE = 0.25  # of memory, for features of the training data
 

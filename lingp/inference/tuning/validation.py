@@ -26,13 +26,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lingp.inference.batches import Batch
 from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.mean_scale import Matched
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.tuning.scale_search import Found, search_grid, search_uphill
 from lingp.inference.tuning.validation_density import Factor, ValidationDensity
 from lingp.likelihoods import Gaussian, Tempered
+from lingp.operators.batches import Batch
 from lingp.runtime.progress import count
 
 _SPAN = 1e6

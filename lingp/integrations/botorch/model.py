@@ -66,6 +66,8 @@ class LinearizedGPModel(Model, _CanFantasize):
     torch.Size([5, 3, 1])
     """
 
+    gp: LinearizedGP
+
     def __init__(
         self,
         gp: LinearizedGP,
@@ -229,7 +231,7 @@ class LinearizedGPModel(Model, _CanFantasize):
                 "gp: its network doesn't take rows of numbers, (n x d), as BoTorch gives them; "
                 "wrap it in a module that makes its inputs of them"
             )
-        self.gp = gp
+        self.__dict__["gp"] = gp  # no module of this one: BoTorch never trains it
         self._num_latent = training.num_outputs  # C
         self.likelihood = copy.deepcopy(gp.likelihood).requires_grad_(False)
         self._latent = LatentPosterior(gp)

@@ -1,5 +1,5 @@
 """A conditioned network in a file and back."""
 
-from lingp.models.saved.gp import load, save
+from lingp.models.saved.gp import SavedGP, save
 
-__all__ = ["load", "save"]
+__all__ = ["SavedGP", "save"]

@@ -17,17 +17,19 @@ The file is a dict:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from lingp.inference import LinearizedLaplace
+from lingp.inference import InferenceChoice, LinearizedLaplace, Mean, Sites
 from lingp.inference.choice import option_from_plain, option_to_plain
 from lingp.inference.evidence import evidence
 from lingp.inference.exact import as_method
-from lingp.inference.mean_scale import Matched
+from lingp.inference.mean_scale import Matched, MeanScale
 from lingp.inference.protocol import (
     method_from_plain,
     method_to_plain,
@@ -35,9 +37,9 @@ from lingp.inference.protocol import (
     posterior_to_plain,
 )
 from lingp.likelihoods import FromDistribution, Likelihood
+from lingp.linearization import LinearizedNetwork
 from lingp.linearization.frozen import frozen_copy
 from lingp.linearization.selection import unwrapped
-from lingp.models.conditioned import ConditionedNetwork
 from lingp.models.fitting import FittedData
 from lingp.models.saved.data import data_from_plain, data_to_plain
 from lingp.models.saved.without_data import FittedDataLeftOut, LaplaceLeftOut, TrainingSetLeftOut
@@ -47,48 +49,60 @@ from lingp.runtime.tensors import set_tensors, tensors_of
 from lingp.saving import architecture, hyperparameters
 from lingp.saving.file import MapLocation, PathLike, SavedFile, read, write
 
-GP = TypeVar("GP", bound=ConditionedNetwork)
 IncludeData = Literal["auto"] | bool
 
 
 @torch.no_grad()
-def save(gp: ConditionedNetwork, path: PathLike, include_data: IncludeData = "auto") -> SavedFile:
-    """Write a fitted GP to a file; see `LinearizedGP.save`."""
-    laplace = gp.laplace
+def save(
+    path: PathLike,
+    data: FittedData,
+    laplace: LinearizedLaplace,
+    choice: InferenceChoice,
+    options: dict[str, Any],
+    *,
+    sureness: float | None,
+    include_data: IncludeData,
+) -> SavedFile:
+    """Write a fitted GP to a file; see `LinearizedGP.save`.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    data, laplace, choice
+        What `fit` made.
+    options
+        What the constructor was given, by name, besides network, prior and likelihood.
+    sureness
+        The factor of the matched scale that validation data chose, if any.
+    include_data
+        Whether the training data are in the file.
+    """
     if not (isinstance(include_data, bool) or include_data == "auto"):
         raise ValueError(f'include_data: expected "auto", True or False, got {include_data!r}')
-    if not gp.shards.alone:
+    training, linearized = laplace.training, laplace.training.linearized
+    if not training.shards.alone:
         raise ValueError(
             "save: not available with a process_group, where each process has its own rows; save "
             "the network with torch.save, and prior.state_dict() and likelihood.state_dict()"
         )
-    inference = option_to_plain(gp.inference)
+    inference = option_to_plain(options["inference"])
     with_data = _with_data(laplace, include_data)
     posterior, shift = laplace.posterior(), laplace.weight_shift()
-    mode = laplace.mode() if gp.mean == "refit" else None
-    data, training = gp._data, laplace.training
-    assert data is not None
+    mode = laplace.mode() if laplace.mean == "refit" else None
     content: dict[str, Any] = {
-        "architecture": architecture.describe(gp.linearized.network),
-        "network": _network(gp.linearized.network),
-        "options": {
-            "parameters": list(gp.linearized.parameter_names),
-            "inference": inference,
-            "mean": gp.mean,
-            "sites": gp._sites,
-            "mean_scale": gp._mean_scale,
-            "dtype": to_plain(gp.dtype),
-            "memory_budget": gp.memory_budget,
-        },
-        "output_shape": list(gp.linearized.output_shape or ()),
-        "prior": hyperparameters.to_record(gp.prior),
-        "likelihood": hyperparameters.to_record(gp.likelihood),
-        "choice": to_plain(gp.inference_choice),
+        "architecture": architecture.describe(linearized.network),
+        "network": _network(linearized.network),
+        "options": {**options, "inference": inference, "dtype": to_plain(options["dtype"])},
+        "output_shape": list(linearized.output_shape or ()),
+        "prior": hyperparameters.to_record(laplace.prior),
+        "likelihood": hyperparameters.to_record(laplace.likelihood),
+        "choice": to_plain(choice),
         "method": method_to_plain(as_method(laplace.method)),
         "posterior": posterior_to_plain(posterior, with_root=with_data),
         "shift": to_plain(shift),
         "matched": laplace.matched() if isinstance(laplace.mean_scale, Matched) else None,
-        "sureness": gp._sureness,
+        "sureness": sureness,
         "mode": None,
         "evidence": None,
         "left_out": None,
@@ -111,46 +125,95 @@ def save(gp: ConditionedNetwork, path: PathLike, include_data: IncludeData = "au
     return SavedFile(os.fspath(path), write(path, {"training_data": words, **content}), words)
 
 
-@torch.no_grad()
-def load(
-    cls: type[GP],
-    path: PathLike,
-    net: nn.Module,
-    *,
-    prior: Prior | None = None,
-    likelihood: Likelihood | None = None,
-    map_location: MapLocation = None,
-) -> GP:
-    """Read a GP from a file; see `LinearizedGP.load`."""
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"net: got {type(net).__name__}; expected a torch.nn.Module")
-    content = _of_today(read(path, map_location))
-    options = {**content["options"], "dtype": from_plain(content["options"]["dtype"])}
-    options["inference"] = option_from_plain(options["inference"])
-    own_net = frozen_copy(unwrapped(net))
-    described = architecture.describe(own_net)
-    architecture.check_same(content["architecture"], described, os.fspath(path))
-    values = {name: from_plain(value) for name, value in content["network"].items()}
-    own_net.to(device=_device(values), dtype=options["dtype"])
-    set_tensors(own_net, values)
-    gp = cls(
-        own_net,
-        hyperparameters.build(content["likelihood"], likelihood, "likelihood"),
-        prior=hyperparameters.build(content["prior"], prior, "prior"),
-        **options,
-    )
-    gp.linearized.output_shape = torch.Size(content["output_shape"])
-    hyperparameters.set_values(gp.prior, content["prior"], "prior")
-    hyperparameters.set_values(gp.likelihood, content["likelihood"], "likelihood")
-    gp._sureness = content["sureness"]
-    if isinstance(gp.likelihood, FromDistribution):
-        gp.likelihood.device = gp.linearized.device
-    restore = _with_its_data if content["data"] is not None else _without_its_data
-    data, laplace = restore(gp, content)
-    left_out = content["data"] is None
-    data.note = f"loaded {content['training_data'] if left_out else 'with its training data'}"
-    gp._restore(data, laplace, from_plain(content["choice"]))
-    return gp
+class SavedGP:
+    """A file that was read; see `LinearizedGP.load`.
+
+    Attributes
+    ----------
+    options
+        What the constructor was given, by name, besides network, prior and likelihood.
+    sureness
+        The factor of the matched scale that validation data chose, if any.
+    """
+
+    def __init__(self, path: PathLike, map_location: MapLocation) -> None:
+        content = self._content = _of_today(read(path, map_location))
+        self._path = os.fspath(path)
+        self.sureness: float | None = content["sureness"]
+        self.options: dict[str, Any] = {
+            **content["options"],
+            "dtype": from_plain(content["options"]["dtype"]),
+            "inference": option_from_plain(content["options"]["inference"]),
+        }
+
+    @torch.no_grad()
+    def network(self, net: nn.Module) -> nn.Module:
+        """A copy of a network of the same architecture, with the weights in the file."""
+        own_net = frozen_copy(unwrapped(net))
+        described = architecture.describe(own_net)
+        architecture.check_same(self._content["architecture"], described, self._path)
+        values = {name: from_plain(value) for name, value in self._content["network"].items()}
+        own_net.to(device=_device(values), dtype=self.options["dtype"])
+        set_tensors(own_net, values)
+        return own_net
+
+    def module(self, name: Literal["prior", "likelihood"], given: Any) -> Any:
+        """Prior or likelihood without its values: as described, or a copy of what is given."""
+        return hyperparameters.build(self._content[name], given, name)
+
+    @torch.no_grad()
+    def set_values(self, linearized: LinearizedNetwork, prior: Prior, model: Likelihood) -> None:
+        """Give a bound prior and a likelihood the values in the file."""
+        linearized.output_shape = torch.Size(self._content["output_shape"])
+        hyperparameters.set_values(prior, self._content["prior"], "prior")
+        hyperparameters.set_values(model, self._content["likelihood"], "likelihood")
+        if isinstance(model, FromDistribution):
+            model.device = linearized.device
+
+    @torch.no_grad()
+    def fitted(
+        self,
+        linearized: LinearizedNetwork,
+        prior: Prior,
+        likelihood: Likelihood,
+        mean: Mean,
+        sites: Sites,
+        mean_scale: MeanScale,
+    ) -> tuple[FittedData, LinearizedLaplace, InferenceChoice]:
+        """Data, posterior and choice, with nothing computed again."""
+        content = self._content
+        data, laplace_of = self._data(linearized, likelihood)
+        left_out = content["data"] is None
+        data.note = f"loaded {content['training_data'] if left_out else 'with its training data'}"
+        method = method_from_plain(content["method"], data.training)
+        laplace = laplace_of(data.training, prior, likelihood, method, mean, sites, mean_scale)
+        laplace.restore(
+            posterior_from_plain(content["posterior"], data.training, method),
+            from_plain(content["mode"]),
+            matched=content["matched"],
+            weight_shift=content["shift"],
+        )
+        return data, laplace, from_plain(content["choice"])
+
+    def _data(
+        self, linearized: LinearizedNetwork, likelihood: Likelihood
+    ) -> tuple[FittedData, Callable[..., LinearizedLaplace]]:
+        """The data and what meets them, or what stands for data that aren't in the file."""
+        content, plain = self._content, self._content["data"]
+        if plain is None:
+            left_out = FittedDataLeftOut(linearized, likelihood)
+            left_out.training = TrainingSetLeftOut(linearized, **content["left_out"])
+            saved = from_plain(content["evidence"])
+            return left_out, functools.partial(LaplaceLeftOut, saved_evidence=saved)
+        data = FittedData(
+            linearized,
+            likelihood,
+            class_weight=from_plain(plain["class_weight"]),
+            missing=plain["missing"],
+            memory=plain["memory"],
+        )
+        data_from_plain(plain, data)
+        return data, LinearizedLaplace
 
 
 def _of_today(content: dict[str, Any]) -> dict[str, Any]:
@@ -159,52 +222,6 @@ def _of_today(content: dict[str, Any]) -> dict[str, Any]:
         return content
     options = {**content["options"], "mean_scale": 1.0}
     return {**content, "options": options, "matched": None, "sureness": None}
-
-
-def _with_its_data(
-    gp: ConditionedNetwork, content: dict[str, Any]
-) -> tuple[FittedData, LinearizedLaplace]:
-    plain = content["data"]
-    data = FittedData(
-        gp.linearized,
-        gp.likelihood,
-        class_weight=from_plain(plain["class_weight"]),
-        missing=plain["missing"],
-        memory=plain["memory"],
-    )
-    data_from_plain(plain, data)
-    training = data.training
-    method = method_from_plain(content["method"], training)
-    laplace = LinearizedLaplace(
-        training, gp.prior, gp.likelihood, method, gp.mean, gp.sites, gp._scale_or_rule()
-    )
-    posterior = posterior_from_plain(content["posterior"], training, method)
-    laplace.restore(posterior, from_plain(content["mode"]), content["matched"])
-    return data, laplace
-
-
-def _without_its_data(
-    gp: ConditionedNetwork, content: dict[str, Any]
-) -> tuple[FittedData, LinearizedLaplace]:
-    training = TrainingSetLeftOut(gp.linearized, **content["left_out"])
-    data = FittedDataLeftOut(gp.linearized, gp.likelihood)
-    data.training = training
-    method = method_from_plain(content["method"], training)
-    laplace = LaplaceLeftOut(
-        training,
-        gp.prior,
-        gp.likelihood,
-        method,
-        gp.mean,
-        gp.sites,
-        gp._scale_or_rule(),
-        saved_matched=content["matched"],
-        saved_posterior=posterior_from_plain(content["posterior"], training, method),
-        saved_shift=content["shift"],
-        saved_mode=from_plain(content["mode"]),
-        saved_evidence=from_plain(content["evidence"]),
-    )
-    return data, laplace
 
 
 def _with_data(laplace: LinearizedLaplace, include_data: IncludeData) -> bool:

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lingp.inference import (
@@ -14,16 +13,16 @@ from lingp.inference import (
     Evidence,
     LinearizedLaplace,
     Mode,
-    Posterior,
     Solution,
     TrainingSet,
 )
-from lingp.inference.batches import Batch
+from lingp.inference.conditioned import Conditioned
 from lingp.inference.evidence import evidence
 from lingp.inference.origin import Origin
 from lingp.likelihoods import CurvatureRoot, Likelihood
 from lingp.linearization import Factors, LinearizedNetwork
 from lingp.models.fitting import FittedData
+from lingp.operators.batches import Batch
 from lingp.runtime.shards import Shards
 from lingp.saving.errors import refuse
 
@@ -104,47 +103,35 @@ class LaplaceLeftOut(LinearizedLaplace):
 
     Attributes
     ----------
-    saved_posterior, saved_shift, saved_mode, saved_evidence
-        What `posterior`, `weight_shift`, `mode` and `evidence` give.
-    saved_matched
-        What `matched` gives; None where it wasn't asked for before.
+    saved_evidence
+        What `evidence` gives.
     """
 
-    saved_posterior: Posterior | None = None
-    saved_shift: Tensor | None = None
-    saved_mode: Mode | None = None
     saved_evidence: Evidence | None = None
-    saved_matched: float | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._saved_for = [t.detach().clone() for t in self._values()]
+    @property
+    def conditioned(self) -> Conditioned:
+        kept = self._kept
+        now = super().conditioned
+        if kept is not None and now is not kept[2]:
+            self._kept = kept
+            refuse("a posterior for other hyperparameters than those it was saved with")
+        return now
 
     @property
     def data_term(self) -> DataTerm:
         """Not there: what searches or leaves out data begins with it."""
         refuse("a search for hyperparameters, or leaving out data")
 
-    def posterior(self) -> Posterior:
-        self._check_same()
-        assert self.saved_posterior is not None
-        return self.saved_posterior
-
-    def weight_shift(self) -> Tensor | None:
-        self._check_same()
-        return self.saved_shift
-
     def matched(self) -> float:
-        self._check_same()
-        if self.saved_matched is None:
+        if "matched" not in vars(self.conditioned):
             refuse("the scale of the mean that is matched to the data")
-        return self.saved_matched
+        return super().matched()
 
     def mode(self) -> Mode:
-        self._check_same()
-        if self.saved_mode is None:
+        if "_mode_and_posterior" not in vars(self.conditioned):
             refuse("mode")
-        return self.saved_mode
+        return super().mode()
 
     def curvature_root(self) -> CurvatureRoot:
         refuse("the curvature at the training data")
@@ -154,24 +141,6 @@ class LaplaceLeftOut(LinearizedLaplace):
 
     def solution(self) -> Solution:
         refuse("derivatives of the evidence")
-
-    def prior_outputs(self) -> Tensor:
-        refuse("the prior's mean at the training data")
-
-    def _values(self) -> list[Tensor]:
-        """What the posterior depends on, as far as it can change."""
-        likelihood = self.likelihood
-        state = [*likelihood.parameters(), *likelihood.buffers()]
-        return [self.prior.variances(), self.prior.mean, *state]
-
-    def _check_same(self) -> None:
-        now = self._values()
-        same = len(now) == len(self._saved_for) and all(
-            a.shape == b.shape and torch.equal(a, b.to(a))
-            for a, b in zip(now, self._saved_for, strict=True)
-        )
-        if not same:
-            refuse("a posterior for other hyperparameters than those it was saved with")
 
 
 @evidence.register

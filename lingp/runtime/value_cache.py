@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 import torch
@@ -38,7 +38,8 @@ class ValueCache(Generic[T]):
         owners
             Objects, compared by identity.
         """
-        if self._key is None or not (_same(self._key, key) and _are(self._owners, owners)):
+        known = self._key is not None and same_objects(self._owners, owners)
+        if self._key is None or not known or not same_values(self._key, key):
             self._key = self._result = None  # free the old result before making the new one
             self._result = make()
             self._key, self._owners = tuple(t.detach().clone() for t in key), owners
@@ -46,12 +47,14 @@ class ValueCache(Generic[T]):
         return result
 
 
-def _same(old: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> bool:
+def same_values(old: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
+    """Whether tensors have the same values, shapes, dtypes and devices."""
     return len(old) == len(new) and all(
         a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
         for a, b in zip(old, new, strict=True)
     )
 
 
-def _are(old: tuple[object, ...], new: tuple[object, ...]) -> bool:
+def same_objects(old: Sequence[object], new: Sequence[object]) -> bool:
+    """Whether they are the same objects."""
     return len(old) == len(new) and all(a is b for a, b in zip(old, new, strict=True))
