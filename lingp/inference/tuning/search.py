@@ -19,7 +19,7 @@ _AGREEMENT = 1e-3  # nats by which two optima may differ and be called the same
 
 
 @dataclass(frozen=True)
-class Search:
+class Optimum:
     """Where a search ended.
 
     Attributes
@@ -38,6 +38,12 @@ class Search:
     num_starts: int = 1
     num_agreeing: int = 1
 
+    def better_than(self, other: Optimum) -> bool:
+        """Whether the value is larger; where rounding has made values equal, gradients decide."""
+        if abs(self.value - other.value) <= 1e-12 * abs(self.value):
+            return self.gradient_norm < other.gradient_norm
+        return self.value > other.value
+
 
 def maximize_from_starts(
     objective: Callable[[], Tensor],
@@ -45,7 +51,7 @@ def maximize_from_starts(
     threshold: float,
     max_evaluations: int,
     shifts: Sequence[Sequence[float]],
-) -> Search:
+) -> Optimum:
     """`maximize` from shifted values of the parameters; they are left at the best of the optima.
 
     Parameters
@@ -55,20 +61,24 @@ def maximize_from_starts(
     shifts
         For each start, what is added to each parameter; see `start_shifts`.
     """
-    start = [p.detach().clone() for p in parameters]
-    best, best_values, evaluations, values = None, start, 0, []
+    start = flat(parameters)
+    found: list[tuple[Optimum, Tensor]] = []
     for shift in shifts:
-        set_values(parameters, [p + step for p, step in zip(start, shift, strict=True)])
-        found = maximize(objective, parameters, threshold, max_evaluations)
-        evaluations += found.num_evaluations
-        values.append(found.value)
-        if best is None or found.value > best.value:
-            best, best_values = found, [p.detach().clone() for p in parameters]
-    set_values(parameters, best_values)
-    if best is None:
-        raise ValueError("shifts: expected at least one start, got none")
-    agreeing = sum(value >= best.value - _AGREEMENT for value in values)
-    return Search(best.value, best.gradient_norm, evaluations, len(values), agreeing)
+        steps = [
+            start.new_full((p.numel(),), step) for p, step in zip(parameters, shift, strict=True)
+        ]
+        set_flat(parameters, start + torch.cat(steps))
+        optimum = maximize(objective, parameters, threshold, max_evaluations)
+        found.append((optimum, flat(parameters)))
+    best, best_x = max(found, key=lambda each: each[0].value)
+    set_flat(parameters, best_x)
+    return Optimum(
+        best.value,
+        best.gradient_norm,
+        sum(optimum.num_evaluations for optimum, _ in found),
+        len(found),
+        sum(optimum.value >= best.value - _AGREEMENT for optimum, _ in found),
+    )
 
 
 def start_shifts(
@@ -108,69 +118,78 @@ def maximize(
     parameters: Sequence[Tensor],
     threshold: float,
     max_evaluations: int,
-) -> Search:
+) -> Optimum:
     """L-BFGS on `parameters`, in place, until the largest derivative is below `threshold`.
 
     Where the objective is not finite or out of range (`OutOfRangeError`), the search turns back.
     The parameters are left at the best point seen.
     """
-    best = Search(-math.inf, math.inf, 0)
-    best_x = np.concatenate([p.detach().cpu().double().reshape(-1).numpy() for p in parameters])
+    best, best_x = Optimum(-math.inf, math.inf, 0), flat(parameters)
 
     def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal best, best_x
-        value, gradient = _value_and_gradient(objective, parameters, x)
-        if value is None:
+        set_flat(parameters, torch.as_tensor(x))
+        found = _value_and_gradient(objective, parameters)
+        if found is None:
             # finite, for the line search interpolates; worse than anything seen
-            return 1e10 + 1e3 * abs(best.value if math.isfinite(best.value) else 0.0), gradient
-        norm = float(np.abs(gradient).max())
-        # gradients still tell points apart whose values rounding has made equal
-        equal = abs(value - best.value) <= 1e-12 * abs(value)
-        if norm < best.gradient_norm if equal else value > best.value:
-            best, best_x = Search(value, norm, 0), x.copy()
-        return -value, -gradient
+            worse = 1e10 + 1e3 * abs(best.value if math.isfinite(best.value) else 0.0)
+            return worse, np.zeros_like(x)
+        value, gradient = found
+        following = Optimum(value, float(gradient.abs().max()), 0)
+        if following.better_than(best):
+            best, best_x = following, flat(parameters)
+        return -value, -gradient.numpy()
 
     found = scipy.optimize.minimize(
         evaluate,
-        best_x,
+        best_x.numpy(),
         jac=True,
         method="L-BFGS-B",
         # stop on the gradient alone: small steps are no proof of an optimum
         options={"gtol": threshold, "ftol": 0.0, "maxfun": max_evaluations, "maxiter": 10**6},
     )
-    _set_flat(parameters, best_x)
-    return Search(best.value, best.gradient_norm, int(found.nfev))
+    set_flat(parameters, best_x)
+    return Optimum(best.value, best.gradient_norm, int(found.nfev))
 
 
 def _value_and_gradient(
-    objective: Callable[[], Tensor], parameters: Sequence[Tensor], x: np.ndarray
-) -> tuple[float | None, np.ndarray]:
-    """Objective and gradient with the parameters set to x; None, 0 where it has no finite value."""
-    nothing = None, np.zeros_like(x)
-    _set_flat(parameters, x)
+    objective: Callable[[], Tensor], parameters: Sequence[Tensor]
+) -> tuple[float, Tensor] | None:
+    """Objective and flat gradient at the parameters; None where they aren't finite."""
     try:
         with torch.enable_grad():
             value = objective()
-            gradients = torch.autograd.grad(value, parameters, allow_unused=True)
+            gradient = flat_gradient(value, parameters)
     except OutOfRangeError:
-        return nothing
-    flat = [
-        (torch.zeros_like(p) if g is None else g).reshape(-1).to("cpu", torch.float64)
-        for p, g in zip(parameters, gradients, strict=True)
-    ]
-    gradient = torch.cat(flat).numpy()
-    if not (math.isfinite(float(value.detach())) and np.isfinite(gradient).all()):
-        return nothing
+        return None
+    if not (math.isfinite(float(value.detach())) and bool(torch.isfinite(gradient).all())):
+        return None
     return float(value.detach()), gradient
 
 
-def set_values(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copy values into parameters."""
+def flat_gradient(
+    value: Tensor, parameters: Sequence[Tensor], retain_graph: bool = False
+) -> Tensor:
+    """Derivatives in all parameters, as `flat` has them; 0 in those that have no say."""
+    found = torch.autograd.grad(
+        value,
+        parameters,
+        retain_graph=retain_graph,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return flat(found)
+
+
+def flat(parameters: Sequence[Tensor]) -> Tensor:
+    """The values of all parameters, one after the other, float64 on the CPU."""
+    return torch.cat([p.detach().reshape(-1).to("cpu", torch.float64) for p in parameters])
+
+
+def set_flat(parameters: Sequence[Tensor], x: Tensor) -> None:
+    """Copy values, one after the other, into parameters."""
     with torch.no_grad():
-        for parameter, value in zip(parameters, values, strict=True):
-            parameter.copy_(value)
-
-
-def _set_flat(parameters: Sequence[Tensor], x: np.ndarray) -> None:
-    pieces = torch.as_tensor(x).split([p.numel() for p in parameters])
-    set_values(parameters, [v.view_as(p) for v, p in zip(pieces, parameters, strict=True)])
+        for parameter, values in zip(
+            parameters, x.split([p.numel() for p in parameters]), strict=True
+        ):
+            parameter.copy_(values.view_as(parameter))

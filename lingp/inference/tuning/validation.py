@@ -22,7 +22,7 @@ import math
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -30,10 +30,11 @@ from lingp.inference.batches import Batch
 from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.mean_scale import Matched
 from lingp.inference.training_set import TrainingSet
-from lingp.inference.tuning.scale_search import Found, search_grid, search_uphill
+from lingp.inference.tuning.scale_search import Scales, search_grid, search_uphill
 from lingp.inference.tuning.validation_density import Factor, ValidationDensity
 from lingp.likelihoods import Gaussian, Tempered
 from lingp.runtime.progress import count
+from lingp.runtime.restoring import restored_on_error
 
 _SPAN = 1e6
 _TYPICAL = 10.0  # factor by which a prior found without validation data may be off
@@ -152,86 +153,91 @@ def tune_on_validation(
     if scale_mean and typical_factor is None:
         typical_factor = _TYPICAL
     factors = _free_factors(laplace)
-    with torch.no_grad():
-        rows = TrainingSet.collect(
-            laplace.training.linearized,
-            _some(batches),
-            keep_bytes=sys.maxsize if laplace.training.factors_kept else 0,
-            chunk_bytes=laplace.training.chunk_bytes,
-            progress=laplace.training.progress,
-            shards=laplace.training.shards,
-        )
-        density = ValidationDensity(
-            laplace, rows, factors, method, generator, typical_factor, scale_mean
-        )
-        with count("validating", show=laplace.training.progress) as step:
-            limit = math.log(_SPAN if span is None else span)
-            if density.spectrum is None and len(factors) == 1:
-                # with a free scale the density is too flat for a search between decades
-                between = min(max_evaluations, 1) if scale_mean else max_evaluations
-                found = search_uphill(density, limit, between, step)
-            else:
-                found = search_grid(density, len(factors), limit, max_evaluations, step)
-                if found.at_boundary and span is None and density.spectrum is not None:
-                    limit *= 2
-                    found = search_grid(density, len(factors), limit, max_evaluations, step)
-    if not math.isfinite(found.value):
-        density.set((0.0,) * len(factors))
-        raise ValueError(
-            "batches: the log predictive density of the validation data is not finite at any of "
-            f"the {found.num_evaluations} hyperparameters tried; nothing was changed"
-        )
-    if scale_mean:
-        found = _settled(density, found, limit)
-    density.set(found.best)
-    scale = density.tried[found.best].mean_scale if scale_mean else None
-    if scale is not None:
-        laplace.mean_scale = Matched(scale / laplace.matched())
-    result = ValidationResult(
-        found.initial_value,
-        found.value - density.beside_rows(found.best),
-        rows.shards.num_rows,
-        {f.name: math.exp(x) for f, x in zip(factors, found.best, strict=True)},
-        found.at_boundary,
-        found.num_evaluations,
-        laplace.mean,
-        "factorisations" if density.spectrum is None else "eigendecomposition",
-        scale,
-        density.network_value(),
-    )
-    if found.at_boundary:
-        meaning = (
-            "the validation data say little about them. Raise span, or use more validation data"
-        )
-        if result.scales.get("prior variances", 1.0) < 1 and result.network_value is not None:
-            meaning = (
-                "these rows prefer the network alone, but for the scale of its outputs; far from "
-                "the data, predictions are then as sure as its own"
+    with restored_on_error(laplace, laplace.prior, laplace.likelihood):
+        with torch.no_grad():
+            rows = TrainingSet.collect(
+                laplace.training.linearized,
+                _some(batches),
+                keep_bytes=sys.maxsize if laplace.training.factors_kept else 0,
+                chunk_bytes=laplace.training.chunk_bytes,
+                progress=laplace.training.progress,
+                shards=laplace.training.shards,
             )
-        warnings.warn(
-            f"the best hyperparameters found lie at the edge of what was searched: {result}; "
-            f"{meaning}",
-            BoundaryWarning,
-            stacklevel=4,
+            density = ValidationDensity(
+                laplace, rows, factors, method, generator, typical_factor, scale_mean
+            )
+            with count("validating", show=laplace.training.progress) as density.step:
+                best, at_boundary = _search(density, span, max_evaluations)
+        density.set(best)
+        tried = density.tried[best]
+        if scale_mean:
+            laplace.mean_scale = Matched(tried.mean_scale / laplace.matched())
+        result = ValidationResult(
+            density.initial_value(),
+            density.of_rows(best),
+            rows.shards.num_rows,
+            {f.name: math.exp(x) for f, x in zip(factors, best, strict=True)},
+            at_boundary,
+            len(density.values),
+            laplace.mean,
+            "factorisations" if density.spectrum is None else "eigendecomposition",
+            tried.mean_scale if scale_mean else None,
+            density.network_value(),
         )
+        if at_boundary:
+            _warn_of_boundary(result)
     return result
 
 
-def _settled(density: ValidationDensity, found: Found, limit: float) -> Found:
+def _search(
+    density: ValidationDensity, span: float | None, max_evaluations: int
+) -> tuple[Scales, bool]:
+    """The best factors, and whether they lie at the edge of what was searched."""
+    limit = math.log(_SPAN if span is None else span)
+    if density.spectrum is None and density.num_factors == 1:
+        # with a free scale the density is too flat for a search between decades
+        between = min(max_evaluations, 1) if density.free_scale else max_evaluations
+        best, at_boundary = search_uphill(density, limit, between)
+    else:
+        best, at_boundary = search_grid(density, limit, max_evaluations)
+        if at_boundary and span is None and density.spectrum is not None:
+            limit *= 2
+            best, at_boundary = search_grid(density, limit, max_evaluations)
+    if not math.isfinite(density.values[best]):
+        raise ValueError(
+            "batches: the log predictive density of the validation data is not finite at any of "
+            f"the {len(density.values)} hyperparameters tried; nothing was changed"
+        )
+    return (
+        _settled(density, best, at_boundary, limit) if density.free_scale else (best, at_boundary)
+    )
+
+
+def _settled(
+    density: ValidationDensity, found: Scales, at_boundary: bool, limit: float
+) -> tuple[Scales, bool]:
     """The least change that the rows can't tell from the best, the network alone included."""
-    best, edge = found.best, (-limit, *(0.0 for _ in density.factors[1:]))
+    best, edge = found, (-limit, *(0.0 for _ in density.factors[1:]))
     reachable = density.laplace.mean == "network" and density.factors[0].name == "prior variances"
-    if reachable and density.without_variance() + density.log_prior(edge) > found.value:
+    alone = density.without_variance() + density.log_prior(edge) if reachable else -math.inf
+    if alone > density.values[found]:
         density([edge])  # the search has passed the network by
         best = max(best, edge, key=density.values.__getitem__)
     least = min(density.as_good_as(best), key=lambda x: sum(v * v for v in x))
-    return replace(
-        found,
-        best=least,
-        initial_value=density.initial_value,
-        value=density.values[least],
-        at_boundary=least == edge or (found.at_boundary and least == found.best),
-        num_evaluations=len(density.values),
+    return least, least == edge or (at_boundary and least == found)
+
+
+def _warn_of_boundary(result: ValidationResult) -> None:
+    meaning = "the validation data say little about them. Raise span, or use more validation data"
+    if result.scales.get("prior variances", 1.0) < 1 and result.network_value is not None:
+        meaning = (
+            "these rows prefer the network alone, but for the scale of its outputs; far from the "
+            "data, predictions are then as sure as its own"
+        )
+    warnings.warn(
+        f"the best hyperparameters found lie at the edge of what was searched: {result}; {meaning}",
+        BoundaryWarning,
+        stacklevel=5,
     )
 
 
