@@ -58,8 +58,11 @@ def influence(gp: LinearizedGP) -> Influence:
         posterior, root = solution.posterior, solution.posterior.root.dense()
         _, inner = training_covariance(posterior, root)
         leverage = (1 - inner.diagonal(dim1=-2, dim2=-1)).sum(-1)
-        fitted = laplace.likelihood.predictive(
-            solution.outputs, posterior.training_covariance(), generator=_generator(gp)
+        likelihood, location = laplace.likelihood.with_scaled_mean(
+            solution.outputs, laplace.scale_of_mean()
+        )
+        fitted = likelihood.predictive(
+            location, posterior.training_covariance(), generator=_generator(gp)
         )
         log_density = fitted.log_prob(laplace.training.targets)
     return Influence(

@@ -20,8 +20,8 @@ from lingp.inference import (
 )
 from lingp.inference.factorize import OutOfRangeError
 from lingp.inference.tuning import hyperparameters as module
-from lingp.inference.tuning.search import maximize, maximize_from_starts, start_shifts
 from lingp.inference.tuning.objectives import SpectralEvidence
+from lingp.inference.tuning.search import maximize, maximize_from_starts, start_shifts
 from lingp.inference.tuning.spectrum import has_spectral_evidence
 from lingp.likelihoods import Categorical, Gaussian, Poisson, StudentT, Tempered
 from lingp.models import LinearizedGP

@@ -312,5 +312,5 @@ class ValidationDensity(ScaledObjective):
             each = self.rows.weights[rows] * each
         undecided = None
         if self.free_scale:
-            undecided = undecided_row(likelihood, predictive.mean, self.rows.shards)
+            undecided = undecided_row(likelihood.label_probs(predictive.mean), self.rows.shards)
         return Tried(each, undecided, scale)
