@@ -18,7 +18,7 @@ from lingp.inference.protocol import (
     stored_as,
 )
 from lingp.inference.sparse import BoundSparse, Sparse
-from lingp.inference.sparse.candidates import Rule
+from lingp.inference.sparse.selection import Rule
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.priors import Prior

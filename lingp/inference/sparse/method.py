@@ -11,11 +11,12 @@ from lingp.inference.cache import ValueCache
 from lingp.inference.origin import Origin
 from lingp.inference.protocol import InferenceMethod, Options, stored_as
 from lingp.inference.sparse.basis import Basis
-from lingp.inference.sparse.candidates import InducingChoice, Points, Rule, choose_inducing
+from lingp.inference.sparse.candidates import InducingChoice, Points, choose_inducing
 from lingp.inference.sparse.inducing import InducingPoints, points_at
 from lingp.inference.sparse.pooling import choose_from_all
 from lingp.inference.sparse.posterior import Complement, SparsePosterior
 from lingp.inference.sparse.projection import Projection, relative_variances
+from lingp.inference.sparse.selection import Rule
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.linearization.inputs import Inputs, input_tensors
@@ -100,18 +101,17 @@ class Sparse(Options):
         if generator is None:  # results repeat, and torch's global one is left alone
             generator = torch.Generator().manual_seed(0)
         choose = choose_inducing if training.shards.alone else choose_from_all
-        with torch.no_grad():
-            points, choice = choose(
-                training,
-                prior.variances().to(training.outputs),
-                num_inducing=self.num_inducing,
-                select=self.select,
-                points=self.points,
-                tolerance=self.tolerance,
-                num_candidates=self.num_candidates,
-                generator=generator,
-                memory=memory,
-            )
+        points, choice = choose(
+            training,
+            prior.variances().detach().to(training.outputs),
+            num_inducing=self.num_inducing,
+            select=self.select,
+            points=self.points,
+            tolerance=self.tolerance,
+            num_candidates=self.num_candidates,
+            generator=generator,
+            memory=memory,
+        )
         return BoundSparse(points, _KEPT_SHARE * memory, choice, self.complement)
 
 

@@ -26,6 +26,7 @@ from lingp.inference.training_set import TrainingSet
 from lingp.linearization.inputs import Inputs, map_inputs
 
 
+@torch.no_grad()
 def choose_from_all(
     training: TrainingSet,
     variances: Tensor,
@@ -80,8 +81,7 @@ def choose_from_all(
     chosen = shards.first(shards.attempt(choose))
     assert chosen is not None
     choice, columns = chosen
-    with torch.no_grad():
-        factors = pool.factors_at(choice.rows)
+    factors = pool.factors_at(choice.rows)
     choice = dataclasses.replace(choice, rows=numbers[choice.rows], num_data=shards.num_rows)
     return InducingPoints(factors, columns), choice
 
