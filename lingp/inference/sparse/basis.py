@@ -86,8 +86,7 @@ class Basis:
 
     def block(self, factors: Factors) -> Tensor:
         """Ψ at any inputs, (n x C x m)."""
-        flat = self._rows_at(factors, self.variances, self.factor)
-        return flat.unflatten(0, (factors.num_data, factors.num_outputs))
+        return self._block(factors, self.variances, self.factor)
 
     def gram(self, root: CurvatureRoot) -> Tensor:
         """Ψᵀ Λ Ψ, (m x m), differentiable in R."""
@@ -139,12 +138,8 @@ class Basis:
         self, root: CurvatureRoot, variances: Tensor, factor: Tensor
     ) -> Iterator[Tensor]:
         """Blocks of rows of Rᵀ Ψ, as a function of what they depend on."""
-        start = 0
-        for block in self._rows(variances, factor):
-            stop = start + len(block) // root.num_outputs
-            part = block.unflatten(0, (stop - start, root.num_outputs))
-            yield root.rows(slice(start, stop)).t_apply(part).flatten(0, 1)
-            start = stop
+        for rows, block in self._blocks(variances, factor):
+            yield root.rows(rows).t_apply(block).flatten(0, 1)
 
     def pieces(self) -> Iterator[tuple[slice, Tensor]]:
         """Ψ at some rows after the other, (n x C x m), without a graph."""
@@ -190,27 +185,27 @@ class Basis:
         """Ψᵀ Λ Ψ over these data of this process, which need not be the training data."""
 
         def rows() -> Iterator[Tensor]:
-            if training is self.training:
-                for here, block in self.pieces():
-                    yield root.rows(here).t_apply(block).flatten(0, 1)
-            else:
-                for here, factors in self._progress(training):
-                    yield root.rows(here).t_apply(self.block(factors)).flatten(0, 1)
+            others = ((here, self.block(factors)) for here, factors in self._progress(training))
+            for here, block in self.pieces() if training is self.training else others:
+                yield root.rows(here).t_apply(block).flatten(0, 1)
 
         return streamed_gram(rows, self._zeros())
 
     def _rows(self, variances: Tensor, factor: Tensor) -> Iterator[Tensor]:
-        """Ψ at some rows after the other, (n·C x m), as a function of what it depends on."""
-        if not _needs_grad(variances, factor):
-            for _, block in self.pieces():
-                yield block.flatten(0, 1)
-        else:
-            for _, factors in self._progress(self.training):
-                yield self._rows_at(factors, variances, factor)
+        """Blocks of rows of Ψ, (n·C x m), as a function of what they depend on."""
+        return (block.flatten(0, 1) for _, block in self._blocks(variances, factor))
 
-    def _rows_at(self, factors: Factors, variances: Tensor, factor: Tensor) -> Tensor:
+    def _blocks(self, variances: Tensor, factor: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Ψ at some rows after the other, (n x C x m), as a function of what it depends on."""
+        if not _needs_grad(variances, factor):
+            return self.pieces()
+        pieces = self._progress(self.training)
+        return ((rows, self._block(factors, variances, factor)) for rows, factors in pieces)
+
+    def _block(self, factors: Factors, variances: Tensor, factor: Tensor) -> Tensor:
         cross = self.points.cross(factors, variances, self.groups)  # (n·C, m)
-        return torch.linalg.solve_triangular(factor, cross.mT, upper=False).mT
+        flat = torch.linalg.solve_triangular(factor, cross.mT, upper=False).mT
+        return flat.unflatten(0, (factors.num_data, factors.num_outputs))
 
     def _progress(self, training: TrainingSet) -> Iterator[tuple[slice, Factors]]:
         pieces = training.pieces(self._rows_per_piece())

@@ -39,19 +39,8 @@ class _Matmul(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        right = ctx.saved_tensors[0].detach()
-
         def compute() -> list[Tensor | None]:
-            by_right, start = torch.zeros_like(right), 0
-
-            def block_gradient(block: Tensor) -> Tensor:
-                nonlocal start
-                part = grad[start : start + len(block)]
-                start += len(block)
-                by_right.addmm_(block.mT, part)
-                return part @ right.mT
-
-            by_inputs = pull_back(ctx, block_gradient, skip=1)
+            _, by_right, by_inputs = _products(ctx, grad, ctx.saved_tensors[0].detach())
             return [by_right, *by_inputs]
 
         return (None, None, *first_order(compute, grad, *ctx.saved_tensors))
@@ -72,20 +61,25 @@ class _TransposedMatmul(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        left = ctx.saved_tensors[0].detach()
-
         def compute() -> list[Tensor | None]:
-            by_left: list[Tensor] = []
-            start = 0
-
-            def block_gradient(block: Tensor) -> Tensor:
-                nonlocal start
-                part = left[start : start + len(block)]
-                start += len(block)
-                by_left.append(block @ grad)
-                return part @ grad.mT
-
-            by_inputs = pull_back(ctx, block_gradient, skip=1)
-            return [torch.cat(by_left), *by_inputs]
+            by_left, _, by_inputs = _products(ctx, ctx.saved_tensors[0].detach(), grad)
+            return [by_left, *by_inputs]
 
         return (None, *first_order(compute, grad, *ctx.saved_tensors))
+
+
+def _products(ctx: Any, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+    """M E, Mᵀ U and the gradients of tr Uᵀ M E in the inputs, for U = left and E = right."""
+    products: list[Tensor] = []
+    total, start = torch.zeros_like(right), 0
+
+    def block_gradient(block: Tensor) -> Tensor:
+        nonlocal start
+        part = left[start : start + len(block)]
+        start += len(block)
+        products.append(block @ right)
+        total.addmm_(block.mT, part)
+        return part @ right.mT
+
+    by_inputs = pull_back(ctx, block_gradient, skip=1)
+    return torch.cat(products), total, by_inputs
