@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 
@@ -115,10 +115,11 @@ class Iterative(Options):
 
 
 @stored_as("iterative")
+@dataclass(eq=False, repr=False)
 class BoundIterative(InferenceMethod):
     """Iterative inference with its preconditioner, products and probes.
 
-    Parameters
+    Attributes
     ----------
     options
         What the user asked for.
@@ -130,16 +131,13 @@ class BoundIterative(InferenceMethod):
         Of the probes.
     """
 
-    title = "iterative"
+    title: ClassVar[str] = "iterative"
     predicts_with_data = True
 
-    def __init__(
-        self, options: Iterative, sparse: BoundSparse | None, product: KernelProduct, seed: int
-    ) -> None:
-        self.options = options
-        self.sparse = sparse
-        self.product = product
-        self.seed = seed
+    options: Iterative
+    sparse: BoundSparse | None
+    product: KernelProduct
+    seed: int
 
     @property
     def solver(self) -> Solver:

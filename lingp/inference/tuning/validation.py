@@ -103,7 +103,6 @@ def tune_on_validation(
     laplace: LinearizedLaplace,
     batches: Iterable[Batch],
     *,
-    method: str | None = None,
     span: float | None = None,
     typical_factor: float | None = None,
     max_evaluations: int = 500,
@@ -121,8 +120,6 @@ def tune_on_validation(
         the noise of `Gaussian` or the temperature of `Tempered`; others stay.
     batches
         Of (inputs, checked targets, weights or None), not among the training data.
-    method
-        How the likelihood computes its predictive; its first method by default.
     span
         The largest factor to try, up and down. None: 10⁶, and 10¹² where one eigendecomposition
         gives all factors and the best of them lies at that edge.
@@ -164,7 +161,7 @@ def tune_on_validation(
                 shards=laplace.training.shards,
             )
             density = ValidationDensity(
-                laplace, rows, factors, method, generator, typical_factor, scale_mean
+                laplace, rows, factors, generator, typical_factor, scale_mean
             )
             with count("validating", show=laplace.training.progress) as density.step:
                 best, at_boundary = _search(density, span, max_evaluations)

@@ -110,10 +110,8 @@ class ValidationDensity(ScaledObjective):
         The validation data, whose targets are checked.
     factors
         Hyperparameters that are multiplied.
-    method
-        How the likelihood computes its predictive.
     generator
-        For methods that draw: all factors are compared with the same draws.
+        For predictive methods that draw: all factors are compared with the same draws.
     typical_factor
         See `tune_on_validation`.
     free_scale
@@ -125,13 +123,12 @@ class ValidationDensity(ScaledObjective):
         laplace: LinearizedLaplace,
         rows: TrainingSet,
         factors: list[Factor],
-        method: str | None,
         generator: torch.Generator | None,
         typical_factor: float | None = None,
         free_scale: bool = False,
     ) -> None:
         super().__init__(len(factors))
-        self.laplace, self.rows, self.factors, self.method = laplace, rows, factors, method
+        self.laplace, self.rows, self.factors = laplace, rows, factors
         self.typical = math.inf if typical_factor is None else math.log(typical_factor)
         self.seed = 0
         if generator is not None:
@@ -306,7 +303,7 @@ class ValidationDensity(ScaledObjective):
         """The density of rows with these moments at some scale of the mean."""
         likelihood, location = self.laplace.likelihood.with_scaled_mean(mean, scale)
         generator = torch.Generator(mean.device).manual_seed(self.seed)
-        predictive = likelihood.predictive(location, covariance, self.method, generator=generator)
+        predictive = likelihood.predictive(location, covariance, generator=generator)
         each = predictive.log_prob(self.rows.targets[rows])
         if self.rows.weights is not None:
             each = self.rows.weights[rows] * each
