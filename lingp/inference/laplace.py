@@ -6,7 +6,7 @@ at θ = θ* with f = f(x; θ*) (mean="network"), or at the mode of the linearise
 f = f_lin(x, θ) (mean="refit": for Gaussian noise, the exact evidence of that model). The curvature
 in Φ is taken where the mean is (sites="mean") or at the network's outputs (sites="network"); the
 posterior, but not the evidence, can take its expectation instead (sites="expected"). The last term
-is that of methods with features of their own, see `Posterior.left_out`.
+is that of methods with features of their own, see `Posterior.bound_gap`.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class LinearizedLaplace:
         """log q(D), 0-d, with a graph to the hyperparameters when grad mode is on."""
         at = self.solution()
         log_likelihood = self.data_term.log_prob(at.outputs)
-        complexity = at.occam.log_determinant() + at.occam.left_out()
+        complexity = at.occam.log_determinant() + at.occam.bound_gap()
         return log_likelihood - 0.5 * at.e.square().sum() - 0.5 * complexity
 
     def prior_deviation(self) -> Tensor:
@@ -302,7 +302,7 @@ class LinearizedLaplace:
 
     def _explained(self, posterior: Posterior) -> Posterior:
         """The posterior to predict with around a refitted mean."""
-        return posterior.explaining(self.data_term.residual(self._optimum()[1]))
+        return posterior.widened_by(self.data_term.residual(self._optimum()[1]))
 
     def _make_expected(
         self, start: CurvatureRoot | None = None, tolerance: float = TOLERANCE

@@ -9,7 +9,7 @@ from typing import Literal, NoReturn
 import torch
 from torch import Tensor
 
-from lingp.inference.blocks.pieces import Piece, rows_of, single_outputs
+from lingp.inference.blocks.block import Block, rows_of, single_outputs
 from lingp.inference.function_space import FunctionSpace
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.weight_space import WeightSpace
@@ -84,17 +84,17 @@ class DrawnBlocks:
         root
             R at all data.
         """
-        pieces = self._pieces(index, root)
-        total = float(self.total * len(pieces))
+        blocks = self._blocks(index, root)
+        total = float(self.total * len(blocks))
         assert self.weight is not None
         # weights of log determinants, by scale
         wanted = {1.0: self.weight * total, total: 1 - self.weight} if total > 1 else {1.0: 1.0}
         wanted = {scale: weight for scale, weight in wanted.items() if weight}
         each = []
-        for piece in pieces:
-            found, _ = log_determinants(piece, prior, list(wanted))
+        for block in blocks:
+            found = log_determinants(block, prior, list(wanted))
             each += [w * value for w, value in zip(wanted.values(), found, strict=True)]
-        return torch.stack(each).sum() / len(pieces)
+        return torch.stack(each).sum() / len(blocks)
 
     def find_weight(self, prior: Prior, root: CurvatureRoot) -> None:
         """Find the `weight` at these hyperparameters, unless there is one.
@@ -108,18 +108,16 @@ class DrawnBlocks:
         """
         if self.weight is not None:
             return
-        falls, rises = [], []
+        falling, rising = 0.0, 0.0
         for index in range(len(self.rows)):
-            pieces = self._pieces(index, root)
-            for piece in pieces:
-                fall, rise = rates(piece, prior, float(self.total * len(pieces)))
-                falls.append(fall)
-                rises.append(rise)
-        falling, rising = float(torch.stack(falls).sum()), float(torch.stack(rises).sum())
+            blocks = self._blocks(index, root)
+            for block in blocks:
+                fall, rise = rates(block, prior, float(self.total * len(blocks)))
+                falling, rising = falling + fall, rising + rise
         both = falling + rising
         self.weight = rising / both if both > 0 else 0.5
 
-    def _pieces(self, index: int, root: CurvatureRoot) -> list[Piece]:
+    def _blocks(self, index: int, root: CurvatureRoot) -> list[Block]:
         """The i-th drawn block, or what it falls apart into."""
         rows = self.rows[index]
         block = rows_of(self._training, rows) if self._kept is None else self._kept[index]
@@ -129,42 +127,34 @@ class DrawnBlocks:
         return single_outputs(block, here)
 
 
-def log_determinants(
-    piece: Piece, prior: Prior, scales: list[float], kernel: Tensor | None = None
-) -> tuple[list[Tensor], Tensor | None]:
-    """log det(I + s Φ_b Φ_bᵀ) for each s, in the smaller space, and the kernel if that was made.
+def log_determinants(block: Block, prior: Prior, scales: list[float]) -> list[Tensor]:
+    """log det(I + s Φ_b Φ_bᵀ) for each s, in the smaller space.
 
     Parameters
     ----------
-    piece
-        The block.
+    block
+        J and R.
     prior
         Gives variances.
     scales
         s.
-    kernel
-        J Σ0 Jᵀ of the block, if it is known.
     """
-    training, root = piece
+    training, root = block
     roots = [root.scaled(training.outputs.new_tensor(math.sqrt(s))) for s in scales]
     if training.num_data * root.rank > training.num_parameters:
-        return [WeightSpace(training, prior, r).log_determinant() for r in roots], None
-    found: list[Tensor] = []
-    for r in roots:
-        posterior = _SharedKernel(training, prior, r, kernel)
-        kernel = posterior.kernel
-        found.append(posterior.log_determinant())
-    return found, kernel
+        return [WeightSpace(training, prior, r).log_determinant() for r in roots]
+    kept: list[Tensor] = []
+    return [_SharedKernel(training, prior, r, kept).log_determinant() for r in roots]
 
 
 @torch.no_grad()
-def rates(piece: Piece, prior: Prior, total: float) -> tuple[Tensor, Tensor]:
+def rates(block: Block, prior: Prior, total: float) -> tuple[float, float]:
     """How much closer to log det(I + Φ Φᵀ) a block is than its halves, from above and from below.
 
     Parameters
     ----------
-    piece
-        The block.
+    block
+        J and R.
     prior
         Gives variances.
     total
@@ -172,35 +162,30 @@ def rates(piece: Piece, prior: Prior, total: float) -> tuple[Tensor, Tensor]:
 
     Returns
     -------
-    The fall of n log det(I + Φ_b Φ_bᵀ), and the rise of log det(I + n Φ_b Φ_bᵀ), both >= 0, 0-d.
+    The fall of n log det(I + Φ_b Φ_bᵀ), and the rise of log det(I + n Φ_b Φ_bᵀ), both >= 0.
     """
-    training, root = piece
-    (above, below), kernel = log_determinants(piece, prior, [1.0, total])
+    training, root = block
+    above, below = map(float, log_determinants(block, prior, [1.0, total]))
     order = torch.randperm(training.num_data, generator=torch.Generator().manual_seed(0))
     fall, rise = -total * above, below
     for half in order.chunk(2):
         rows = half.sort().values.to(training.outputs.device)
-        own = None
-        if kernel is not None:
-            square = kernel.view((training.num_data, training.num_outputs) * 2)
-            side = len(rows) * training.num_outputs
-            own = square[rows][:, :, rows].reshape(side, side)
         smaller = training.subset(rows), root.rows(rows)
-        (above, below), _ = log_determinants(smaller, prior, [1.0, 2 * total], own)
+        above, below = map(float, log_determinants(smaller, prior, [1.0, 2 * total]))
         fall, rise = fall + total * above, rise - 0.5 * below
-    return fall.clamp(min=0), rise.clamp(min=0)
+    return max(0.0, fall), max(0.0, rise)
 
 
 class _SharedKernel(FunctionSpace):
-    """With a kernel that may be known already."""
+    """With a kernel that is made once for several roots."""
 
     def __init__(
-        self, training: TrainingSet, prior: Prior, root: CurvatureRoot, kernel: Tensor | None
+        self, training: TrainingSet, prior: Prior, root: CurvatureRoot, kept: list[Tensor]
     ) -> None:
-        self.kernel = kernel
+        self.kept = kept
         super().__init__(training, prior, root)
 
     def _kernel(self) -> Tensor:
-        if self.kernel is None:
-            self.kernel = super()._kernel()
-        return self.kernel
+        if not self.kept:
+            self.kept.append(super()._kernel())
+        return self.kept[0]

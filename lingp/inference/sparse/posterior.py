@@ -109,7 +109,7 @@ class SparsePosterior(FactorizedPosterior):
         total = features.amplitude.square() * features.basis.trace(self.root)
         return total - self._gram.diagonal().sum()
 
-    def left_out(self) -> Tensor:
+    def bound_gap(self) -> Tensor:
         trace = self.trace_term()
         if self.complement == "prior":
             return trace
@@ -168,7 +168,7 @@ class SparsePosterior(FactorizedPosterior):
             return 1 / (1 + self.trace_term().clamp(min=0) / self._freedom)
 
     @torch.no_grad()
-    def explaining(self, residual: Tensor) -> SparsePosterior:
+    def widened_by(self, residual: Tensor) -> SparsePosterior:
         if self.complement == "prior":
             return self
         fitted = self.complement_variance

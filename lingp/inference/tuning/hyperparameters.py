@@ -35,7 +35,7 @@ from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.tuning.mackay import applies, fixed_point
-from lingp.inference.tuning.objectives import OBJECTIVES, Objective
+from lingp.inference.tuning.objectives import OBJECTIVES, HyperparameterObjective
 from lingp.inference.tuning.search import (
     Optimum,
     flat,
@@ -240,7 +240,7 @@ def _check_options(objective: str, method: str, num_restarts: int | None) -> Non
         raise ValueError(f"num_restarts: expected a number >= 0, got {num_restarts}")
 
 
-def _choose_objective(laplace: LinearizedLaplace, objective: str) -> Objective:
+def _choose_objective(laplace: LinearizedLaplace, objective: str) -> HyperparameterObjective:
     """The objective of the model it can be trusted for; a warning where it is known to mislead."""
     refit, limited = laplace.mean == "refit", laplace.likelihood.limits_fit
     centred = objective != "leave_one_out" and not bool(laplace.prior_deviation().any())
@@ -279,7 +279,7 @@ def _warn_misleading(message: str) -> None:
 
 
 def _search(
-    objective: Objective,
+    objective: HyperparameterObjective,
     method: str,
     parameters: Sequence[Tensor],
     threshold: float,

@@ -28,7 +28,7 @@ from lingp.inference.tuning.spectrum import (
 )
 
 
-class Objective(ABC):
+class HyperparameterObjective(ABC):
     """A function of the hyperparameters of a model, to be maximised.
 
     Parameters
@@ -48,7 +48,7 @@ class Objective(ABC):
         """At the current hyperparameters, 0-d, differentiable where grad mode is on."""
 
     @abstractmethod
-    def spectral(self) -> Objective | None:
+    def spectral(self) -> HyperparameterObjective | None:
         """The same from one eigendecomposition, where that is possible."""
 
     def resolved(self, tolerance: float) -> bool:
@@ -56,7 +56,7 @@ class Objective(ABC):
         return True
 
 
-class LogEvidence(Objective):
+class LogEvidence(HyperparameterObjective):
     """log q(D)."""
 
     name = "evidence"
@@ -70,7 +70,7 @@ class LogEvidence(Objective):
         """log p(y | f) - ½ |e|² at the mean, and log det(I + Φ Φᵀ), 0-d."""
         at = self.laplace.solution()
         fit = self.laplace.data_term.log_prob(at.outputs) - 0.5 * at.e.square().sum()
-        return fit, at.occam.log_determinant() + at.occam.left_out()
+        return fit, at.occam.log_determinant() + at.occam.bound_gap()
 
     def spectral(self) -> LogEvidence | None:
         laplace = self.laplace
@@ -123,7 +123,7 @@ def _refit(spectrum: Spectrum) -> Callable[[Tensor, Tensor], Tensor]:
     return fit
 
 
-class LeaveOneOutDensity(Objective):
+class LeaveOneOutDensity(HyperparameterObjective):
     """Σ_n w_n log p(y_n | all other data).
 
     Where a rule finds the scale of the mean, it stays as it is where a search starts: what the rule
@@ -173,6 +173,6 @@ class SpectralLeaveOneOut(LeaveOneOutDensity):
         return self.spectrum.resolved_now(tolerance / self.laplace.training.num_data)
 
 
-OBJECTIVES: dict[str, type[Objective]] = {
+OBJECTIVES: dict[str, type[HyperparameterObjective]] = {
     kind.name: kind for kind in (LogEvidence, LeaveOneOutDensity)
 }

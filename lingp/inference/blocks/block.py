@@ -1,4 +1,4 @@
-"""Blocks of training data: some rows, with all outputs or one output at a time."""
+"""A block of training data: some rows, with all outputs or one output at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lingp.likelihoods import CurvatureRoot, DiagonalRoot, UniformRoot
 from lingp.linearization.inputs import Inputs, input_tensors, map_inputs, num_rows, signature
 from lingp.operators.combined import combine_outputs
 
-Piece = tuple[TrainingSet, CurvatureRoot]
+Block = tuple[TrainingSet, CurvatureRoot]
 """Rows of J and of R: Φ_b = Rᵀ J Σ0^{1/2}."""
 
 
@@ -30,8 +30,8 @@ def rows_of(training: TrainingSet, rows: Tensor) -> TrainingSet:
     return chosen
 
 
-def single_outputs(training: TrainingSet, root: CurvatureRoot) -> list[Piece]:
-    """The data cut into K pieces of one output each: the k-th has the k-th column of each R_n.
+def single_outputs(training: TrainingSet, root: CurvatureRoot) -> list[Block]:
+    """The data cut into K blocks of one output each: the k-th has the k-th column of each R_n.
 
     Parameters
     ----------
