@@ -74,8 +74,8 @@ class OccamFactor(ABC):
     def effective_parameters(self) -> Tensor:
         """γ, how many parameters the data determine (MacKay, 1992), 0-d.
 
-        The slope of `log_determinant` + `bound_gap` in the logarithm of all prior variances at once;
-        for exact methods tr (I + Φᵀ Φ)⁻¹ Φᵀ Φ.
+        The slope of `log_determinant` + `bound_gap` in the logarithm of all prior variances at
+        once; for exact methods tr (I + Φᵀ Φ)⁻¹ Φᵀ Φ.
         """
 
     @abstractmethod

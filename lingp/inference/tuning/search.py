@@ -155,7 +155,7 @@ def maximize(
 def _value_and_gradient(
     objective: Callable[[], Tensor], parameters: Sequence[Tensor]
 ) -> tuple[float, Tensor] | None:
-    """HyperparameterObjective and flat gradient at the parameters; None where they aren't finite."""
+    """The objective and its flat gradient at the parameters; None where they aren't finite."""
     try:
         with torch.enable_grad():
             value = objective()

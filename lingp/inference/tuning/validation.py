@@ -169,6 +169,7 @@ def tune_on_validation(
         tried = density.tried[best]
         if scale_mean:
             laplace.mean_scale = Matched(tried.mean_scale / laplace.matched())
+        comparable = laplace.mean == "network" and laplace.likelihood.saturates
         result = ValidationResult(
             density.initial_value(),
             density.of_rows(best),
@@ -179,7 +180,7 @@ def tune_on_validation(
             laplace.mean,
             "factorisations" if density.spectrum is None else "eigendecomposition",
             tried.mean_scale if scale_mean else None,
-            density.network_value(),
+            density.alone(1.0) if comparable else None,
         )
         if at_boundary:
             _warn_of_boundary(result)
@@ -216,8 +217,7 @@ def _settled(
     """The least change that the rows can't tell from the best, the network alone included."""
     best, edge = found, (-limit, *(0.0 for _ in density.factors[1:]))
     reachable = density.laplace.mean == "network" and density.factors[0].name == "prior variances"
-    alone = density.without_variance() + density.log_prior(edge) if reachable else -math.inf
-    if alone > density.values[found]:
+    if reachable and density.alone() + density.log_prior(edge) > density.values[found]:
         density([edge])  # the search has passed the network by
         best = max(best, edge, key=density.values.__getitem__)
     least = min(density.as_good_as(best), key=lambda x: sum(v * v for v in x))
@@ -248,17 +248,13 @@ def _some(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def _free_factors(laplace: LinearizedLaplace) -> list[Factor]:
-    prior, likelihood = laplace.prior, laplace.likelihood
-    kinds = [("prior variances", prior, "precision", True)]
+    likelihood = laplace.likelihood
+    factors = [Factor("prior variances", laplace.prior, "precision", -1)]
     if isinstance(likelihood, Gaussian):
-        kinds.append(("noise", likelihood, "noise", False))
+        factors.append(Factor("noise", likelihood, "noise", 1))
     elif isinstance(likelihood, Tempered):
-        kinds.append(("temperature", likelihood, "temperature", False))
-    factors = [
-        Factor(name, owner, f"raw_{value}", getattr(owner, value).detach().clone(), inverse)
-        for name, owner, value, inverse in kinds
-        if getattr(owner, f"raw_{value}").requires_grad
-    ]
+        factors.append(Factor("temperature", likelihood, "temperature", 1))
+    factors = [factor for factor in factors if factor.raw.requires_grad]
     if not factors:
         raise ValueError(
             "there is nothing to tune: neither the prior's precision nor the likelihood's noise or "

@@ -33,38 +33,33 @@ from lingp.likelihoods import CurvatureRoot
 _TYPICAL_SCALE = math.log(2.0)  # how far the matched scale of the mean may be off, in logarithms
 
 
-@dataclass(frozen=True)
 class Factor:
     """A hyperparameter that is multiplied by a factor.
 
-    Attributes
+    Parameters
     ----------
     name
         What to call it.
-    owner, raw_name
-        The module and its raw parameter.
-    base
-        The value at factor 1.
-    inverse
-        Whether the value is divided instead: precisions stand for variances.
+    owner, attribute
+        The module and the hyperparameter of it, whose value now is that at factor 1.
+    sign
+        -1 for one that is divided instead: precisions stand for variances.
     """
 
-    name: str
-    owner: gpytorch.Module
-    raw_name: str
-    base: Tensor
-    inverse: bool
+    def __init__(self, name: str, owner: gpytorch.Module, attribute: str, sign: int) -> None:
+        self.name, self.sign = name, sign
+        self.raw: Tensor = getattr(owner, f"raw_{attribute}")
+        self._constraint = getattr(owner, f"raw_{attribute}_constraint")
+        self._base = getattr(owner, attribute).detach().clone()
 
     def set(self, log_factor: float) -> bool:
         """Set the hyperparameter; whether its constraint allows that."""
-        factor = math.exp(-log_factor if self.inverse else log_factor)
-        constraint = getattr(self.owner, f"{self.raw_name}_constraint")
-        raw = getattr(self.owner, self.raw_name)
-        value = constraint.inverse_transform(factor * self.base)
-        if not bool(torch.isfinite(value).all()):
-            return False
-        raw.data.copy_(value)
-        return True
+        factor = math.exp(self.sign * log_factor)
+        value = self._constraint.inverse_transform(factor * self._base)
+        allowed = bool(torch.isfinite(value).all())
+        if allowed:
+            self.raw.data.copy_(value)
+        return allowed
 
 
 _Moments = tuple[slice, Tensor, Tensor]
@@ -81,22 +76,18 @@ class Tried:
         Weighted log predictive density of the validation rows of this process, (n,).
     undecided
         Where the scale of the mean is free, what these rows give to the log density of one more
-        row, predicted right or wrong (see `lingp.inference.mean_scale`), (n,).
+        row, predicted right or wrong (see `lingp.inference.mean_scale`).
     mean_scale
         s they have it with.
     """
 
     each: Tensor
-    undecided: Tensor | None
+    undecided: float
     mean_scale: float
-
-    def beside_rows(self) -> float:
-        """The log density of one more row, the part of this process."""
-        return 0.0 if self.undecided is None else float(self.undecided.sum())
 
     def total(self) -> float:
         """Of all rows of this process, and of one more where that counts."""
-        return float(self.each.sum()) + self.beside_rows()
+        return float(self.each.sum()) + self.undecided
 
 
 class ValidationDensity(ScaledObjective):
@@ -164,7 +155,7 @@ class ValidationDensity(ScaledObjective):
 
     def of_rows(self, scales: Scales) -> float:
         """The log density of the validation rows alone."""
-        beside = self.rows.shards.total(self.tried[scales].beside_rows())
+        beside = self.rows.shards.total(self.tried[scales].undecided)
         return self.values[scales] - beside - self.log_prior(scales)
 
     def initial_value(self) -> float:
@@ -174,24 +165,18 @@ class ValidationDensity(ScaledObjective):
             return self.values[start]
         return self.rows.shards.total(float(self.at_start.each.sum()))
 
-    def without_variance(self) -> float:
-        """The density where predictions have no doubt about f but for what the mean's scale takes.
+    def alone(self, scale: float | None = None) -> float:
+        """The density by the network alone, at some scale of the mean or that these rows like best.
 
-        The limit of small prior variances: the network alone, for its own mean.
+        It is the limit of small prior variances for the network's mean; that of one more row counts
+        where the scale is free.
         """
-        tried = self._tried(self.rows.outputs, self._no_covariance())
-        return self.rows.shards.total(tried.total())
-
-    def network_value(self) -> float | None:
-        """The density by the network alone; None where predictions have another mean, or noise."""
-        if self.laplace.mean == "refit" or not self.laplace.likelihood.saturates:
-            return None
-        tried = self._at_scale(slice(None), self.rows.outputs, self._no_covariance(), 1.0)
-        return self.rows.shards.total(float(tried.each.sum()))
-
-    def _no_covariance(self) -> Tensor:
         mean = self.rows.outputs
-        return mean.new_zeros(*mean.shape, mean.shape[1])
+        nothing = mean.new_zeros(*mean.shape, mean.shape[1])
+        if scale is None:
+            return self.rows.shards.total(self._tried(mean, nothing).total())
+        each = self._at_scale(slice(None), mean, nothing, scale).each
+        return self.rows.shards.total(float(each.sum()))
 
     def as_good_as(self, best: Scales) -> list[Scales]:
         """Of what was tried, what the rows can't tell from the best.
@@ -233,7 +218,7 @@ class ValidationDensity(ScaledObjective):
                     self.at_start = self._at_scale(slice(None), mean, covariance, self.mean_scale)
             else:
                 each = torch.cat([part.each for part in parts[i]])
-                self.tried[scales] = Tried(each, None, self.mean_scale)
+                self.tried[scales] = Tried(each, 0.0, self.mean_scale)
             totals[i] = self.tried[scales].total()
         self.set((0.0,) * self.num_factors)
         own = torch.tensor(totals, dtype=torch.float64, device=self.rows.outputs.device)
@@ -307,7 +292,8 @@ class ValidationDensity(ScaledObjective):
         each = predictive.log_prob(self.rows.targets[rows])
         if self.rows.weights is not None:
             each = self.rows.weights[rows] * each
-        undecided = None
+        undecided = 0.0
         if self.free_scale:
-            undecided = undecided_row(likelihood.label_probs(predictive.mean), self.rows.shards)
+            probs = likelihood.label_probs(predictive.mean)
+            undecided = float(undecided_row(probs, self.rows.shards).sum())
         return Tried(each, undecided, scale)
