@@ -34,7 +34,7 @@ _FEWEST_INDUCING = 64  # fewer save no time worth having
 @storable
 @dataclass(frozen=True)
 class InferenceChoice:
-    """Which method inference uses, and the numbers that decided it.
+    """The method that inference uses, and the numbers that decided it.
 
     Attributes
     ----------
@@ -46,10 +46,10 @@ class InferenceChoice:
         M, the number of inducing inputs of a sparse posterior or of a preconditioner; None where
         nothing was chosen here or there are none.
     bytes
-        What the method takes at its peak, as counted; 0 for the user's own.
+        The bytes that the method takes at its peak, as counted; 0 for the user's own.
     flops
-        Of the posterior, the evidence and predictions for as many rows as there are data, as
-        counted; 0 for the user's own.
+        The flops of the posterior, the evidence and predictions for as many rows as there are data,
+        as counted; 0 for the user's own.
     """
 
     space: str

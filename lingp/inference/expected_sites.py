@@ -73,7 +73,7 @@ def expected_posterior(
     start
         A root of Λ̄ to start from: of similar hyperparameters, or `first_root`.
     tolerance
-        On how far Λ̄ is from the expectation, relative to its size.
+        The bound on how far Λ̄ is from the expectation, relative to its size.
     progress
         Whether a bar counts the posteriors, once they have taken two seconds.
 
@@ -117,7 +117,7 @@ def first_root(data: DataTerm, outputs: Tensor, prior_covariance: Tensor) -> Cur
     Parameters
     ----------
     data, outputs
-        As in `expected_posterior`.
+        The same as for `expected_posterior`.
     prior_covariance
         J_n Σ0 J_nᵀ, (N x C x C).
     """

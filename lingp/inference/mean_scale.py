@@ -67,7 +67,7 @@ def matched_scale(data: DataTerm, mean: Tensor, posterior: Posterior) -> float:
     mean
         m, the posterior's mean of the outputs at the data, (N x C).
     posterior
-        Of the weights.
+        The posterior of the weights.
     """
     divergence = _Divergence(data, mean, posterior)
     return _least(
@@ -99,7 +99,7 @@ class _Average:
     Parameters
     ----------
     likelihood
-        Of class labels.
+        The likelihood of class labels.
     mean, covariance
         m (n x C) and C (n x C x C).
     """
@@ -124,7 +124,7 @@ class _Average:
 class _Divergence:
     """The mean of KL( p(y | m_n) ‖ E p(y | s m_n + ε_n) ), ε_n ~ N(0, C_-n), as a function of s.
 
-    Of at most 1,000 rows of each process.
+    At most 1,000 rows of each process count.
     """
 
     def __init__(self, data: DataTerm, mean: Tensor, posterior: Posterior) -> None:
@@ -162,11 +162,11 @@ def best_scale(
     Parameters
     ----------
     likelihood, targets, weights
-        Of class labels; checked targets, first axis n; (n,) or None for 1.
+        The likelihood of class labels; checked targets, first axis n; (n,) or None for 1.
     mean, covariance
-        Of f, (n x C) and (n x C x C).
+        The moments of f, (n x C) and (n x C x C).
     shards
-        How the rows are spread over processes.
+        The processes that the rows are spread over.
     start
         The scale that is expected.
     typical
@@ -186,7 +186,7 @@ def best_scale(
 
 
 def undecided_row(probs: Tensor, shards: Shards) -> Tensor:
-    """What each row gives to the log density of one more row, predicted right or wrong, (n,).
+    """The share of each row in the log density of one more row, predicted right or wrong, (n,).
 
         1/N Σ_n [ ½ log p_n + ½ log(1 - p_n) ],   p_n the largest probability at x_n
 
@@ -199,9 +199,9 @@ def undecided_row(probs: Tensor, shards: Shards) -> Tensor:
     Parameters
     ----------
     probs
-        Of the K values of L labels of each row, (n x L x K).
+        The probabilities of the K values of L labels of each row, (n x L x K).
     shards
-        How the rows are spread over processes.
+        The processes that the rows are spread over.
     """
     right = probs.amax(-1)  # (n, L)
     wrong = (probs.sum(-1) - right).clamp(min=torch.finfo(right.dtype).tiny)

@@ -43,7 +43,7 @@ def single_outputs(training: TrainingSet, root: CurvatureRoot) -> list[Block]:
     Raises
     ------
     ValueError
-        Where derivatives are wanted in hyperparameters of a curvature that mixes outputs.
+        If derivatives are wanted in hyperparameters of a curvature that mixes outputs.
     """
     return [(_combination(training, weights), column) for weights, column in _columns(root)]
 

@@ -23,9 +23,9 @@ class BlocksDeterminant(OccamFactor):
     Parameters
     ----------
     training, prior, root
-        As every posterior has them.
+        The model, as for every posterior.
     blocks
-        Which rows.
+        The rows.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class BlocksDeterminant(OccamFactor):
         return self.estimate(*inputs, gradients=False)[0]
 
     def log_determinant_error(self) -> float:
-        """Over the choice of blocks of this partition; NaN where one block of several is drawn."""
+        """The error by the choice of blocks; NaN where one block of several is drawn."""
         if self._each is None:
             with torch.no_grad():
                 self.log_determinant()

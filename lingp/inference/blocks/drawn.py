@@ -48,7 +48,7 @@ class DrawnBlocks:
     Attributes
     ----------
     weight
-        Of the lower bound in an estimate "between" the two; None until it is found.
+        The weight of the lower bound in an estimate "between" the two; None until it is found.
     """
 
     def __init__(
@@ -149,7 +149,9 @@ def log_determinants(block: Block, prior: Prior, scales: list[float]) -> list[Te
 
 @torch.no_grad()
 def rates(block: Block, prior: Prior, total: float) -> tuple[float, float]:
-    """How much closer to log det(I + Φ Φᵀ) a block is than its halves, from above and from below.
+    """The rates at which blocks close in on log det(I + Φ Φᵀ), from above and from below.
+
+    A block is compared with its halves.
 
     Parameters
     ----------
@@ -177,7 +179,7 @@ def rates(block: Block, prior: Prior, total: float) -> tuple[float, float]:
 
 
 class _SharedKernel(FunctionSpace):
-    """With a kernel that is made once for several roots."""
+    """A function space whose kernel is made once for several roots."""
 
     def __init__(
         self, training: TrainingSet, prior: Prior, root: CurvatureRoot, kept: list[Tensor]

@@ -34,10 +34,10 @@ class Blocks(Options):
     size
         m, rows of a block; by default about 1000 / C, at least 32. A block of all rows is exact.
     num_blocks
-        How many are drawn of the N / m blocks there are. Two or more tell a standard error.
+        The number that is drawn of the N / m blocks there are. Two or more tell a standard error.
     estimate
-        Of the evidence: its "lower" or "upper" bound by blocks of this size, or what is "between"
-        them where they would meet. See `lingp.inference.blocks`.
+        The estimate of the evidence: its "lower" or "upper" bound by blocks of this size, or what is
+        "between" them where they would meet. See `lingp.inference.blocks`.
     outputs
         "joint", or "separate" for blocks of one output: wider bounds, for 1 / C² of the time and
         memory of factorisations.
@@ -55,7 +55,7 @@ class Blocks(Options):
     Raises
     ------
     ValueError
-        For numbers out of range and unknown options.
+        If a number is out of range or an option unknown.
     """
 
     predicts: ClassVar[bool] = False

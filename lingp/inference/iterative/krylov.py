@@ -89,7 +89,7 @@ class Solve:
     iterations
         Products of the iteration, at most `max_iterations`.
     steps
-        Those of the first pass.
+        The steps of the first pass.
     """
 
     x: Tensor
@@ -124,11 +124,11 @@ def solve(
     precondition
         v -> P⁻¹ v.
     tolerance
-        On |r| / |y|, a number or one per column, (S,).
+        The bound on |r| / |y|, a number or one per column, (S,).
     max_iterations
-        Most products, besides one for the residual at the end.
+        The most products, besides one for the residual at the end.
     variances
-        What has to hold besides, if the solutions are for variances.
+        The bound on errors of variances, if the solutions are for them.
     """
     norm = torch.linalg.vector_norm(right, dim=0)
     norm = torch.where(norm > 0, norm, 1)

@@ -32,11 +32,11 @@ class LogDeterminantEstimate:
     Attributes
     ----------
     mean
-        Of the probes, float.
+        The mean of the probes, float.
     standard_error
-        Of the mean over probes, float.
+        The standard error of the mean over probes, float.
     truncation
-        How far the mean can be off for these probes because Lanczos stopped early, float.
+        The most that the mean is off for these probes because Lanczos stopped early, float.
     solution
         B⁻¹ b of the probes b.
     preconditioned
@@ -75,14 +75,14 @@ def stochastic_log_determinant(
     probes
         Draws b from N(0, P), (n x S), S at least 2.
     tolerance
-        On the relative residual of B⁻¹ b; the quadrature's own error is about its square.
+        The bound on the relative residual of B⁻¹ b; the quadrature's own error is about its square.
     max_iterations
-        Most products.
+        The most products.
 
     Raises
     ------
     ValueError
-        For fewer than two probes, which leave no standard error.
+        If there are fewer than two probes, which leave no standard error.
     """
     num_rows, num_probes = probes.shape
     if num_probes < 2:

@@ -43,17 +43,17 @@ class Iterative(Options):
         none. More of them take fewer iterations, N·C·m memory and N·C·m² work each time curvature
         changes.
     select
-        How they are chosen, see `Sparse`.
+        The rule by which they are chosen, see `Sparse`.
     tolerance
-        On relative residuals, and on the mean's distance from the exact one in posterior standard
-        deviations.
+        The bound on relative residuals, and on the mean's distance from the exact one in posterior
+        standard deviations.
     variance_tolerance
-        On certified errors of variances, as shares of them; by default `tolerance`. Where data
-        leave little of the prior's variance, a small share is the costliest thing asked for.
+        The bound on certified errors of variances, as shares of them; by default `tolerance`. Where
+        data leave little of the prior's variance, a small share is the costliest thing asked for.
     max_iterations
-        Most products per right-hand side; past it a `ConvergenceWarning` tells what is missing.
+        The most products per right-hand side; past it a `ConvergenceWarning` tells what is missing.
     num_probes
-        Of the evidence; its standard error falls with their square root.
+        The number of probes of the evidence, whose standard error falls with its square root.
     generator
         Source of randomness of inducing points and probes; by default one with the same seed each
         time. Probes are drawn once, so that the evidence is a smooth function of hyperparameters.
@@ -69,7 +69,7 @@ class Iterative(Options):
     Raises
     ------
     ValueError
-        For numbers out of range.
+        If a number is out of range.
     """
 
     num_inducing: int | None = None
@@ -122,13 +122,13 @@ class BoundIterative(InferenceMethod):
     Attributes
     ----------
     options
-        What the user asked for.
+        The options that the user gave.
     sparse
         Makes the sparse posterior that preconditions; None for none.
     product
-        With the kernel at the training data.
+        Products with the kernel at the training data.
     seed
-        Of the probes.
+        The seed of the probes.
     """
 
     title: ClassVar[str] = "iterative"

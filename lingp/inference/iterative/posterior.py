@@ -74,13 +74,13 @@ class Solver:
     Attributes
     ----------
     product
-        With the kernel at the training data.
+        Products with the kernel at the training data.
     sparse
         Makes the sparse posterior that preconditions; None for none.
     tolerance, variance_tolerance, max_iterations, num_probes
-        As `Iterative` has them.
+        The options of `Iterative`.
     seed
-        Of the probes.
+        The seed of the probes.
     """
 
     product: KernelProduct
@@ -109,7 +109,7 @@ class IterativePosterior(Posterior):
     Parameters
     ----------
     training, prior, root
-        As every posterior has them.
+        The model, as for every posterior.
     solver
         Tolerance, preconditioner and products.
     sparse
@@ -118,7 +118,7 @@ class IterativePosterior(Posterior):
     Attributes
     ----------
     certificate
-        Of all solutions so far.
+        The certificate of all solutions so far.
     """
 
     takes_all_ranks = True
@@ -190,7 +190,7 @@ class IterativePosterior(Posterior):
 
     @torch.no_grad()
     def training_covariance(self) -> Tensor:
-        """That of the sparse preconditioner: the exact one would take N·C solves."""
+        """The covariance of the sparse preconditioner: the exact one would take N·C solves."""
         sparse = self.preconditioner
         if sparse is not None:
             return sparse.training_covariance()

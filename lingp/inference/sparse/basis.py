@@ -41,7 +41,7 @@ class Basis:
     keep_bytes
         Memory that blocks of Ψ may take to be kept.
     groups
-        Which weights have the same variance, as `lingp.operators.gram` takes it.
+        The groups of weights of the same variance, as `lingp.operators.gram` takes them.
     """
 
     def __init__(

@@ -128,7 +128,7 @@ class BoundSparse(InferenceMethod):
     keep_bytes
         Memory that features of the training data may take.
     choice
-        How they were chosen; None if they were given.
+        The way they were chosen; None if they were given.
     complement
         See `Sparse`.
     """

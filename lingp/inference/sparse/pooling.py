@@ -44,12 +44,12 @@ def choose_from_all(
     training
         The training data of this rank.
     variances, num_inducing, points, options
-        As `choose_inducing` takes them.
+        The same as for `choose_inducing`.
     num_candidates
-        Of all ranks together. By default as `choose_inducing` has it; "random" too chooses among
-        so many.
+        The number of all ranks together, by default that of `choose_inducing`; "random" too chooses
+        among so many.
     generator
-        That of rank 0 counts.
+        The source of randomness, of which that of rank 0 counts.
 
     Returns
     -------

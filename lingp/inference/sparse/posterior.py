@@ -63,11 +63,11 @@ class SparsePosterior(FactorizedPosterior):
     Parameters
     ----------
     training, prior, root
-        As every posterior has them.
+        The model, as for every posterior.
     features
         Ψ at the training data.
     complement
-        What s is.
+        The rule for s, see above.
     """
 
     features: Projection

@@ -66,7 +66,7 @@ class ConditionalVariance:
     block
         C.
     max_points
-        How many candidates will be conditioned on at most.
+        The most candidates that will be conditioned on.
 
     Attributes
     ----------

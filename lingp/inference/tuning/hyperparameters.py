@@ -56,7 +56,7 @@ class MisleadingObjectiveWarning(UserWarning):
 
 @dataclass(frozen=True)
 class HyperparameterResult(Optimum):
-    """What `optimize_hyperparameters` did.
+    """The result of `optimize_hyperparameters`.
 
     Attributes
     ----------
@@ -67,9 +67,9 @@ class HyperparameterResult(Optimum):
         Largest derivative of the objective (with GPyTorch priors) in a raw hyperparameter at the
         end.
     num_evaluations
-        How often the objective was evaluated.
+        The number of evaluations of the objective.
     num_starts, num_agreeing
-        From how many points the search started, and how many of them came to the same value.
+        The number of points that the search started from, and of those that came to this value.
     objective
         "evidence" or "leave_one_out".
     mean
@@ -148,9 +148,9 @@ def optimize(
         combinations of shifted values where evaluations are free; none with 50 or more
         hyperparameters, and with "mackay".
     tolerance
-        On the largest derivative in a raw hyperparameter, in nats per observed value.
+        The bound on the largest derivative in a raw hyperparameter, in nats per observed value.
     max_evaluations
-        Of the objective, for each start.
+        The most evaluations of the objective, for each start.
     generator
         Draws starts when more restarts are asked for than there are fixed ones.
 

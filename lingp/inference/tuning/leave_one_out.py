@@ -65,7 +65,7 @@ class LeaveOneOut:
         Parameters
         ----------
         method
-            How the likelihood computes its predictive; its first method by default.
+            The way in which the likelihood computes its predictive; its first method by default.
         """
         generator = torch.Generator(self.mean.device).manual_seed(0)
         likelihood, location = self.data.likelihood.with_scaled_mean(self.mean, self.mean_scale)

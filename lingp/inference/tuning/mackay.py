@@ -51,7 +51,7 @@ class _Hyperparameters:
     sign
         -1 for precisions and 1 for noise variances, of all their values one after the other, (h,).
     num_observed
-        How many observed values a noise variance has; 0 for precisions, (h,).
+        The number of observed values that a noise variance has; 0 for precisions, (h,).
     negligible
         γ below which a precision may stay as it is.
     """
@@ -93,9 +93,9 @@ def fixed_point(laplace: LinearizedLaplace, threshold: float, max_evaluations: i
         A prior of `lingp.priors`; Gaussian noise, or a likelihood that stays and whose curvature
         does.
     threshold
-        On the largest derivative of the evidence in a raw hyperparameter.
+        The bound on the largest derivative of the evidence in a raw hyperparameter.
     max_evaluations
-        Of the evidence.
+        The most evaluations of the evidence.
 
     Raises
     ------

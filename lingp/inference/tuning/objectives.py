@@ -45,7 +45,7 @@ class HyperparameterObjective(ABC):
 
     @abstractmethod
     def value(self) -> Tensor:
-        """At the current hyperparameters, 0-d, differentiable where grad mode is on."""
+        """The objective at the current hyperparameters, 0-d, differentiable in grad mode."""
 
     @abstractmethod
     def spectral(self) -> HyperparameterObjective | None:
@@ -126,8 +126,8 @@ def _refit(spectrum: Spectrum) -> Callable[[Tensor, Tensor], Tensor]:
 class LeaveOneOutDensity(HyperparameterObjective):
     """Σ_n w_n log p(y_n | all other data).
 
-    Where a rule finds the scale of the mean, it stays as it is where a search starts: what the rule
-    finds has no derivative.
+    A scale of the mean that a rule finds is held as it is where a search starts: it has no
+    derivative.
     """
 
     name = "leave_one_out"

@@ -23,12 +23,12 @@ Scales = tuple[float, ...]
 
 
 class ScaledObjective(ABC):
-    """What is maximised: a function of some factors that is evaluated once at each of them.
+    """A function of some factors to be maximised, which is evaluated once at each of them.
 
     Parameters
     ----------
     num_factors
-        How many there are.
+        The number of factors.
 
     Attributes
     ----------
@@ -102,8 +102,8 @@ def search_uphill(
 ) -> tuple[Scales, bool]:
     """The best of one factor: decades uphill from no change, and between them.
 
-    There first at the maximum of a parabola through three decades, then by Brent's method. Returns
-    what `search_grid` returns.
+    Between decades, the search looks at the maximum of a parabola through three of them, and then
+    goes on by Brent's method. It returns what `search_grid` returns.
     """
 
     def value(x: float) -> float:

@@ -27,9 +27,9 @@ class Optimum:
     value, gradient_norm
         The objective and its largest derivative at the end.
     num_evaluations
-        Of all starts together.
+        The evaluations of all starts together.
     num_starts, num_agreeing
-        From how many points the search started, and how many of them came to this value.
+        The number of points that the search started from, and of those that came to this value.
     """
 
     value: float
@@ -57,9 +57,9 @@ def maximize_from_starts(
     Parameters
     ----------
     objective, parameters, threshold, max_evaluations
-        As in `maximize`; evaluations are counted for each start.
+        The same as for `maximize`; evaluations are counted for each start.
     shifts
-        For each start, what is added to each parameter; see `start_shifts`.
+        The numbers that are added to each parameter, for each start; see `start_shifts`.
     """
     start = flat(parameters)
     found: list[tuple[Optimum, Tensor]] = []
@@ -91,7 +91,7 @@ def start_shifts(
     num_parameters
         Parameters are shifted as a whole, the first ones first.
     num_restarts
-        How many starts besides the first; None: all combinations of up to three parameters.
+        The number of starts besides the first; None: all combinations of up to three parameters.
     generator
         Draws further shifts, from N(0, 4²), where the combinations are used up; a fixed seed by
         default.

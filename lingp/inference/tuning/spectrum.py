@@ -52,7 +52,7 @@ class Spectrum:
     vectors
         V (P x P) in weight space, U (N·K x N·K) in function space; empty if they aren't wanted.
     in_weight_space
-        Which of the two.
+        Whether the decomposition is that of Φᵀ Φ.
     residual, coordinates
         z, the whitened residual at the prior's mean (N x K), and b (k,); for a refitted mean.
     """

@@ -46,7 +46,7 @@ class BoundaryWarning(UserWarning):
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """What `tune_on_validation` did.
+    """The result of `tune_on_validation`.
 
     Attributes
     ----------
@@ -54,14 +54,14 @@ class ValidationResult:
         Sum of the log predictive densities of the validation rows before and after; of expected
         curvature to about 1e-4 per row.
     num_rows
-        Of validation data.
+        The number of validation rows.
     scales
-        By what factor each kind of hyperparameter was multiplied: "prior variances", and "noise" or
-        "temperature" where the likelihood has one that is free.
+        The factor that each kind of hyperparameter was multiplied by: "prior variances", and "noise"
+        or "temperature" where the likelihood has one that is free.
     at_boundary
         Whether the best factors lie at the edge of what was searched.
     num_evaluations
-        How many factors were tried.
+        The number of factors that were tried.
     mean
         Whose mean predictions have: "network" or "refit".
     method
@@ -116,25 +116,25 @@ def tune_on_validation(
     Parameters
     ----------
     laplace
-        Of hyperparameters that require grad, it moves prior precisions, keeping their ratios, and
-        the noise of `Gaussian` or the temperature of `Tempered`; others stay.
+        The model. Of its hyperparameters that require grad, prior precisions are moved, which keep
+        their ratios, and the noise of `Gaussian` or the temperature of `Tempered`; others stay.
     batches
-        Of (inputs, checked targets, weights or None), not among the training data.
+        Batches of (inputs, checked targets, weights or None), not among the training data.
     span
         The largest factor to try, up and down. None: 10⁶, and 10¹² where one eigendecomposition
         gives all factors and the best of them lies at that edge.
     typical_factor
-        What change to expect, before the validation data are seen: the standard deviation of a
+        The change to expect before the validation data are seen: the standard deviation of a
         log-normal density of each factor, with median 1, which is counted like another row. A few
         rows that nothing is wrong with then change little. None: all factors are alike; but ten
         where the mean is scaled, which leaves little to tell factors by.
     max_evaluations
-        Most factors to try after the grid.
+        The most factors to try after the grid.
     scale_mean
         Whether the mean of class labels is scaled too, as these rows like it best; relative to the
         rule, so that the model stays as sure when other things change.
     generator
-        For predictive methods that draw: all factors are compared with the same draws.
+        The source of draws, for likelihoods that draw: all factors are compared with the same.
 
     Raises
     ------

@@ -39,7 +39,7 @@ class Factor:
     Parameters
     ----------
     name
-        What to call it.
+        The word for it.
     owner, attribute
         The module and the hyperparameter of it, whose value now is that at factor 1.
     sign
@@ -68,15 +68,15 @@ _Moments = tuple[slice, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Tried:
-    """What came of one try.
+    """The result of one try.
 
     Attributes
     ----------
     each
         Weighted log predictive density of the validation rows of this process, (n,).
     undecided
-        Where the scale of the mean is free, what these rows give to the log density of one more
-        row, predicted right or wrong (see `lingp.inference.mean_scale`).
+        The log density of one more row, predicted right or wrong, as these rows have it (see
+        `lingp.inference.mean_scale`); 0 where the scale of the mean is not free.
     mean_scale
         s they have it with.
     """
@@ -86,7 +86,7 @@ class Tried:
     mean_scale: float
 
     def total(self) -> float:
-        """Of all rows of this process, and of one more where that counts."""
+        """The density of all rows of this process, and of one more where that counts."""
         return float(self.each.sum()) + self.undecided
 
 
@@ -102,7 +102,7 @@ class ValidationDensity(ScaledObjective):
     factors
         Hyperparameters that are multiplied.
     generator
-        For predictive methods that draw: all factors are compared with the same draws.
+        The source of draws, for likelihoods that draw: all factors are compared with the same.
     typical_factor
         See `tune_on_validation`.
     free_scale
@@ -150,7 +150,7 @@ class ValidationDensity(ScaledObjective):
         return all(f.set(x) for f, x in zip(self.factors, scales, strict=True))
 
     def log_prior(self, scales: Scales) -> float:
-        """Of the factors, up to a constant."""
+        """The log density of the factors, up to a constant."""
         return -0.5 * sum((x / self.typical) ** 2 for x in scales)
 
     def of_rows(self, scales: Scales) -> float:
@@ -179,9 +179,9 @@ class ValidationDensity(ScaledObjective):
         return self.rows.shards.total(float(each.sum()))
 
     def as_good_as(self, best: Scales) -> list[Scales]:
-        """Of what was tried, what the rows can't tell from the best.
+        """The factors tried that the rows can't tell from the best.
 
-        That is what lacks no more than one standard error of the difference, row by row. The
+        They lack no more than one standard error of the difference, row by row. The
         undecided row has no say here: it can't tell anything from anything.
         """
         count, shards = self.rows.shards.num_rows, self.rows.shards
