@@ -98,7 +98,7 @@ class Workload:
 
     @property
     def data_bytes(self) -> float:
-        """The bytes of outputs, residuals, curvature roots and covariances, which any method has."""
+        """The bytes of outputs, residuals, curvature roots and covariances of any method."""
         per_row = 8 * self.num_outputs + 3 * self.num_outputs * self.num_columns
         if self.averaged:
             per_row += _SITE_ARRAYS * self.num_outputs**2

@@ -36,7 +36,7 @@ class Blocks(Options):
     num_blocks
         The number that is drawn of the N / m blocks there are. Two or more tell a standard error.
     estimate
-        The estimate of the evidence: its "lower" or "upper" bound by blocks of this size, or what is
+        The estimate: the evidence's "lower" or "upper" bound by blocks of this size, or what is
         "between" them where they would meet. See `lingp.inference.blocks`.
     outputs
         "joint", or "separate" for blocks of one output: wider bounds, for 1 / C² of the time and

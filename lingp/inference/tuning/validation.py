@@ -56,7 +56,7 @@ class ValidationResult:
     num_rows
         The number of validation rows.
     scales
-        The factor that each kind of hyperparameter was multiplied by: "prior variances", and "noise"
+        The factor of each kind of hyperparameter: "prior variances", and "noise"
         or "temperature" where the likelihood has one that is free.
     at_boundary
         Whether the best factors lie at the edge of what was searched.
