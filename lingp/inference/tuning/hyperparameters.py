@@ -35,7 +35,7 @@ from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.tuning.mackay import applies, fixed_point
-from lingp.inference.tuning.objectives import OBJECTIVES, HyperparameterObjective
+from lingp.inference.tuning.objectives import OBJECTIVES, HyperparameterObjective, LogEvidence
 from lingp.inference.tuning.search import (
     Optimum,
     flat,
@@ -173,12 +173,19 @@ def optimize(
     with restored_on_error(laplace.prior, laplace.likelihood):
         with torch.no_grad():
             initial = float(chosen.value())
-        if method == "mackay":
-            name, found = "MacKay", fixed_point(laplace, threshold, max_evaluations)
-        else:
-            name, found = _search(
-                chosen, method, parameters, threshold, max_evaluations, num_restarts, generator
-            )
+        start, shifts = flat(parameters), start_shifts(len(parameters), num_restarts, generator)
+        # free evaluations where eigenvalues can be relied on, else a factorisation for each
+        for each in filter(None, (chosen.spectral() if method != "l-bfgs" else None, chosen)):
+            set_flat(parameters, start)
+            if method == "mackay":
+                assert isinstance(each, LogEvidence)
+                found = fixed_point(each, threshold, max_evaluations)
+            else:
+                if num_restarts is None and each is chosen:
+                    shifts = shifts[: _RESTARTS + 1]
+                found = _search(each, parameters, threshold, max_evaluations, shifts)
+            if each.resolved(threshold):
+                break
         with torch.no_grad():
             final = float(chosen.value())
         result = HyperparameterResult(
@@ -187,7 +194,7 @@ def optimize(
             mean=laplace.mean,
             initial_value=initial,
             converged=found.gradient_norm <= threshold,
-            method=name,
+            method="MacKay" if method == "mackay" else each.method,
         )
         if not result.converged:
             warnings.warn(
@@ -280,39 +287,20 @@ def _warn_misleading(message: str) -> None:
 
 def _search(
     objective: HyperparameterObjective,
-    method: str,
     parameters: Sequence[Tensor],
     threshold: float,
     max_evaluations: int,
-    num_restarts: int | None,
-    generator: torch.Generator | None,
-) -> tuple[str, Optimum]:
-    """L-BFGS by eigenvalues where they can be relied on, else by one factorisation per evaluation.
-
-    Returns the name of what was done and where it ended.
-    """
-    laplace, start = objective.laplace, flat(parameters)
+    shifts: Sequence[Sequence[float]],
+) -> Optimum:
+    """The search by L-BFGS, with GPyTorch priors."""
+    laplace = objective.laplace
     log_prior = hyperprior((laplace.prior, laplace.likelihood))
-    shifts = start_shifts(len(parameters), num_restarts, generator)
-
-    def maximum(value: Callable[[], Tensor]) -> Optimum:
-        with count("optimising", show=laplace.training.progress) as step:
-
-            def with_prior() -> Tensor:
-                step()
-                return value() + log_prior()
-
-            return maximize_from_starts(with_prior, parameters, threshold, max_evaluations, shifts)
-
-    spectral = objective.spectral() if method == "auto" else None
-    if spectral is not None:
-        found = maximum(spectral.value)
-        if spectral.resolved(threshold):
-            return "eigendecomposition", found
-        set_flat(parameters, start)
-    if num_restarts is None:
-        shifts = shifts[: _RESTARTS + 1]
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), count("optimising", show=laplace.training.progress) as step:
         # said once, by the evaluation at the end, not at every step
         warnings.simplefilter("ignore", RoundingWarning)
-        return "L-BFGS", maximum(objective.value)
+
+        def value() -> Tensor:
+            step()
+            return objective.value() + log_prior()
+
+        return maximize_from_starts(value, parameters, threshold, max_evaluations, shifts)

@@ -84,14 +84,14 @@ class _Point:
     step: Tensor
 
 
-def fixed_point(laplace: LinearizedLaplace, threshold: float, max_evaluations: int) -> Optimum:
+def fixed_point(evidence: LogEvidence, threshold: float, max_evaluations: int) -> Optimum:
     """MacKay's updates of the free hyperparameters, in place, until the gradient is small.
 
     Parameters
     ----------
-    laplace
-        A prior of `lingp.priors`; Gaussian noise, or a likelihood that stays and whose curvature
-        does.
+    evidence
+        The evidence of a model with a prior of `lingp.priors`; Gaussian noise, or a likelihood that
+        stays and whose curvature does.
     threshold
         The bound on the largest derivative of the evidence in a raw hyperparameter.
     max_evaluations
@@ -102,15 +102,38 @@ def fixed_point(laplace: LinearizedLaplace, threshold: float, max_evaluations: i
     ValueError
         If the updates don't apply, with the reason.
     """
-    moved = _hyperparameters(laplace)
-    start, evidence = flat(moved.raw), LogEvidence(laplace)
-    spectral = evidence.spectral()
-    if spectral is not None:
-        found = _iterate(moved, spectral, threshold, max_evaluations)
-        if spectral.resolved(threshold):
-            return found
-        set_flat(moved.raw, start)
-    return _iterate(moved, evidence, threshold, max_evaluations)
+    moved = _hyperparameters(evidence.laplace)
+    evaluations = 0
+    with count("optimising", show=evidence.laplace.training.progress) as tick:
+
+        def better(x: Tensor, point: _Point) -> _Point | None:
+            """The point at x, if it is better."""
+            nonlocal evaluations
+            evaluations += 1
+            tick()
+            found = _evaluate(moved, evidence, x)
+            return None if found is None or not found.optimum.better_than(point.optimum) else found
+
+        nowhere = Optimum(-math.inf, math.inf, 0)
+        start = flat(moved.raw)
+        point = better(start, _Point(start, nowhere, start))
+        if point is None:
+            raise OutOfRangeError("the evidence is not finite at the current hyperparameters")
+        history = [point]
+        while point.optimum.gradient_norm > threshold and evaluations < max_evaluations:
+            following = better(_extrapolated(history), point) if len(history) > 1 else None
+            if following is None:
+                history, size = [point], 1.0
+                following = better(point.x + point.step, point)
+                while following is None and size > 1e-6 and evaluations < max_evaluations:
+                    size *= 0.5
+                    following = better(point.x + size * point.step, point)
+            if following is None:
+                break
+            point = following
+            history = [*history[-_MEMORY:], point]
+    set_flat(moved.raw, point.x)
+    return replace(point.optimum, num_evaluations=evaluations)
 
 
 def applies(laplace: LinearizedLaplace) -> bool:
@@ -176,45 +199,6 @@ def _num_observed(laplace: LinearizedLaplace) -> Tensor:
     observed = (~targets.isnan()).double()
     own = observed.sum(0) if weights is None else weights.double() @ observed
     return laplace.training.shards.sum(own)
-
-
-def _iterate(
-    moved: _Hyperparameters,
-    evidence: LogEvidence,
-    threshold: float,
-    max_evaluations: int,
-) -> Optimum:
-    evaluations = 0
-    with count("optimising", show=evidence.laplace.training.progress) as tick:
-
-        def better(x: Tensor, point: _Point) -> _Point | None:
-            """The point at x, if it is better."""
-            nonlocal evaluations
-            evaluations += 1
-            tick()
-            found = _evaluate(moved, evidence, x)
-            return None if found is None or not found.optimum.better_than(point.optimum) else found
-
-        nowhere = Optimum(-math.inf, math.inf, 0)
-        start = flat(moved.raw)
-        point = better(start, _Point(start, nowhere, start))
-        if point is None:
-            raise OutOfRangeError("the evidence is not finite at the current hyperparameters")
-        history = [point]
-        while point.optimum.gradient_norm > threshold and evaluations < max_evaluations:
-            following = better(_extrapolated(history), point) if len(history) > 1 else None
-            if following is None:
-                history, size = [point], 1.0
-                following = better(point.x + point.step, point)
-                while following is None and size > 1e-6 and evaluations < max_evaluations:
-                    size *= 0.5
-                    following = better(point.x + size * point.step, point)
-            if following is None:
-                break
-            point = following
-            history = [*history[-_MEMORY:], point]
-    set_flat(moved.raw, point.x)
-    return replace(point.optimum, num_evaluations=evaluations)
 
 
 def _extrapolated(history: list[_Point]) -> Tensor:

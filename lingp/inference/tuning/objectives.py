@@ -39,6 +39,7 @@ class HyperparameterObjective(ABC):
 
     name: ClassVar[str]
     words: ClassVar[str]
+    method: ClassVar[str] = "L-BFGS"
 
     def __init__(self, laplace: LinearizedLaplace) -> None:
         self.laplace = laplace
@@ -79,6 +80,8 @@ class LogEvidence(HyperparameterObjective):
 
 class SpectralEvidence(LogEvidence):
     """The evidence of a model for which `has_spectral_evidence`, as a sum over eigenvalues."""
+
+    method = "eigendecomposition"
 
     def __init__(self, laplace: LinearizedLaplace) -> None:
         super().__init__(laplace)
@@ -148,6 +151,8 @@ class LeaveOneOutDensity(HyperparameterObjective):
 
 class SpectralLeaveOneOut(LeaveOneOutDensity):
     """The same of a model for which `has_spectral_evidence`, from its data in the eigenbasis."""
+
+    method = "eigendecomposition"
 
     def __init__(self, laplace: LinearizedLaplace) -> None:
         super().__init__(laplace)
