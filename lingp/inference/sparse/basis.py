@@ -61,7 +61,6 @@ class Basis:
         # K(x, Z) (K(Z, Z) + ε I)⁻¹ K(Z, x) stays below K(x, x), as it should
         self.factor = lower_root(points.kernel(variances, groups))  # L
         self._kept: list[tuple[slice, Tensor]] | None = None
-        self._num_passes = 0
         self._diagonal: Tensor | None = None
         self._sums = Accumulation(self._sum_over)
 
@@ -149,19 +148,19 @@ class Basis:
             return
         training = self.training
         size = training.outputs.numel() * self.points.num_points * training.outputs.element_size()
-        keeping = self._num_passes > 0 and size <= self.keep_bytes
+        first = self._diagonal is None
+        keeping = not first and size <= self.keep_bytes
         kept: list[tuple[slice, Tensor]] = []
         diagonals: list[Tensor] = []
         for rows, factors in self._progress(training):
             with torch.no_grad():
                 block = self.block(factors)
-                if self._diagonal is None:
+                if first:
                     diagonals.append(diagonal_blocks(factors, self.variances))
             if keeping:
                 kept.append((rows, block))
             yield rows, block
-        self._num_passes += 1
-        if self._diagonal is None:
+        if first:
             self._diagonal = torch.cat(diagonals)
         if keeping:
             self._kept = kept

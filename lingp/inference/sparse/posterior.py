@@ -85,9 +85,8 @@ class SparsePosterior(FactorizedPosterior):
         self.features = features
         basis, amplitude = features.basis, features.amplitude
         self._gram = amplitude.square() * basis.gram(root)
-        squared = self._gram + torch.eye(
-            len(self._gram), dtype=self._gram.dtype, device=self._gram.device
-        )
+        squared = self._gram.clone()
+        squared.diagonal().add_(1)
         self.factorization = factorize(
             squared,
             self._whitened_rows,
