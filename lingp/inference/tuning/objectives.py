@@ -94,7 +94,7 @@ class SpectralEvidence(LogEvidence):
         return self._fit(s, t), self.spectrum.log_determinant(s * t)
 
     def resolved(self, tolerance: float) -> bool:
-        return self.spectrum.resolved_now(tolerance)
+        return self.spectrum.resolved(tolerance)
 
 
 def _network_fit(spectrum: Spectrum) -> Callable[[Tensor, Tensor], Tensor]:
@@ -175,7 +175,7 @@ class SpectralLeaveOneOut(LeaveOneOutDensity):
 
     def resolved(self, tolerance: float) -> bool:
         # every variance is off by as much, so that each datum has a share of the tolerance
-        return self.spectrum.resolved_now(tolerance / self.laplace.training.num_data)
+        return self.spectrum.resolved(tolerance / self.laplace.training.num_data)
 
 
 OBJECTIVES: dict[str, type[HyperparameterObjective]] = {

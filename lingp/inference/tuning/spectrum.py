@@ -60,9 +60,9 @@ class Spectrum:
     @torch.no_grad()
     def __init__(self, laplace: LinearizedLaplace, *, with_vectors: bool = True) -> None:
         self.laplace = laplace
-        self.in_weight_space = _in_weight_space(laplace)
-        self._variances = laplace.prior.variances()
-        self._noise = _common_noise(laplace)
+        self.in_weight_space = as_method(laplace.method) == Exact(WeightSpace)
+        self._variances, noise = laplace.prior.variances(), _common_noise(laplace)
+        self._noise = None if noise is None else noise.clone()  # which may be the raw value itself
         self._root = laplace.curvature_root()
         squared = self._squared_jacobian()
         if with_vectors:
@@ -93,20 +93,18 @@ class Spectrum:
         """1 / (1 + st λ): how much of each direction's prior variance is left, (k,)."""
         return 1 / (1 + st * self.eigenvalues)
 
-    def resolved(self, st: Tensor | float, tolerance: float = 0.0) -> bool:
+    @torch.no_grad()
+    def resolved(self, tolerance: float, st: float | None = None) -> bool:
         """Whether rounding of the eigenvalues leaves what is computed from them intact.
 
         n·eps·λ_max also bounds the error of log det(I + Φ Φᵀ): one below `tolerance` nats will do.
+        By default at the current scales.
         """
-        largest = float(st) * float(self.eigenvalues.max())
+        if st is None:
+            st = float(torch.stack(self.scales()).prod())
+        largest = st * float(self.eigenvalues.max())
         loss = rounding_loss(largest, len(self.eigenvalues), self.eigenvalues.dtype)
         return loss < max(ROUNDING_LIMIT, tolerance)
-
-    @torch.no_grad()
-    def resolved_now(self, tolerance: float) -> bool:
-        """`resolved` at the current hyperparameters."""
-        s, t = self.scales()
-        return self.resolved(s * t, tolerance)
 
     def _coordinates(self) -> Tensor:
         """b = Vᵀ Φᵀ z, (k,)."""
@@ -231,10 +229,6 @@ def _only_scales(laplace: LinearizedLaplace) -> bool:
     known = {id(p) for p in scales}
     free = [p for m in (laplace.prior, laplace.likelihood) for p in m.parameters()]
     return all(id(p) in known for p in free if p.requires_grad)
-
-
-def _in_weight_space(laplace: LinearizedLaplace) -> bool:
-    return as_method(laplace.method) == Exact(WeightSpace)
 
 
 def _common_noise(laplace: LinearizedLaplace) -> Tensor | None:

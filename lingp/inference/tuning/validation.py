@@ -206,9 +206,9 @@ def _search(
             "batches: the log predictive density of the validation data is not finite at any of "
             f"the {len(density.values)} hyperparameters tried; nothing was changed"
         )
-    return (
-        _settled(density, best, at_boundary, limit) if density.free_scale else (best, at_boundary)
-    )
+    if density.free_scale:
+        return _settled(density, best, at_boundary, limit)
+    return best, at_boundary
 
 
 def _settled(

@@ -143,7 +143,7 @@ class ValidationDensity(ScaledObjective):
         if not (fixed and works_in_a_space(laplace)):
             return None
         spectrum = Spectrum(laplace)
-        return spectrum if spectrum.resolved(1.0) else None
+        return spectrum if spectrum.resolved(0.0) else None
 
     def set(self, scales: Scales) -> bool:
         """Set the hyperparameters; whether their constraints allow that."""
@@ -237,7 +237,9 @@ class ValidationDensity(ScaledObjective):
             return
         common = [self._common(scales) for scales in points]
         allowed = [
-            i for i, (s, t) in enumerate(common) if spectrum.resolved(s * t) and self.set(points[i])
+            i
+            for i, (s, t) in enumerate(common)
+            if spectrum.resolved(0.0, s * t) and self.set(points[i])
         ]
         for rows, scaled in self.scaled or spectrum.rows(self.rows):
             yield from ((i, (rows, *scaled.moments(*common[i]))) for i in allowed)
