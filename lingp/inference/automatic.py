@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -22,7 +22,7 @@ from lingp.runtime.memory import format_bytes
 from lingp.runtime.plain import storable
 
 Space = Literal["weight_space", "function_space", "sparse", "iterative"]
-SPACES: tuple[Space, ...] = ("weight_space", "function_space", "sparse", "iterative")
+SPACES: tuple[Space, ...] = get_args(Space)
 
 MOST_INDUCING = 1000
 """Most inducing points m = M·C that are chosen here, at 32 inputs or more, as by `Sparse()`."""

@@ -214,7 +214,7 @@ def left_out_covariance(data: DataTerm, posterior: Posterior, rows: Tensor) -> T
     Of a datum of weight w > 1, one of w repetitions is left out.
     """
     informed, unseen = posterior.at_data
-    root = posterior.root.dense()[rows]
+    root = posterior.root.rows(rows).dense()
     weights = None if data.weights is None else data.weights[rows]
     half = cavity_root(informed[rows], root @ root.mT, weights)
     covariance = half @ half.mT

@@ -61,13 +61,10 @@ def maximize_from_starts(
     shifts
         The numbers that are added to each parameter, for each start; see `start_shifts`.
     """
-    start = flat(parameters)
+    start, sizes = flat(parameters), torch.tensor([p.numel() for p in parameters])
     found: list[tuple[Optimum, Tensor]] = []
     for shift in shifts:
-        steps = [
-            start.new_full((p.numel(),), step) for p, step in zip(parameters, shift, strict=True)
-        ]
-        set_flat(parameters, start + torch.cat(steps))
+        set_flat(parameters, start + start.new_tensor(shift).repeat_interleave(sizes))
         optimum = maximize(objective, parameters, threshold, max_evaluations)
         found.append((optimum, flat(parameters)))
     best, best_x = max(found, key=lambda each: each[0].value)
@@ -188,8 +185,7 @@ def flat(parameters: Sequence[Tensor]) -> Tensor:
 
 def set_flat(parameters: Sequence[Tensor], x: Tensor) -> None:
     """Copy values, one after the other, into parameters."""
+    pieces = x.split([p.numel() for p in parameters])
     with torch.no_grad():
-        for parameter, values in zip(
-            parameters, x.split([p.numel() for p in parameters]), strict=True
-        ):
+        for parameter, values in zip(parameters, pieces, strict=True):
             parameter.copy_(values.view_as(parameter))
