@@ -42,7 +42,8 @@ def influence(gp: LinearizedGP) -> Influence:
     """Leverage and leave-one-out log density of each training datum, without refits.
 
     Exact for Gaussian noise and mean="refit"; see `LinearizedGP.leave_one_out` for others. The
-    curvature is that at the mean, also where predictions have its expectation (class labels).
+    curvature is that at the mean, also where predictions have its expectation (class labels), and
+    both densities have the scale of the mean that predictions have.
 
     Parameters
     ----------
