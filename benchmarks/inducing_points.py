@@ -30,7 +30,7 @@ from harness.table import markdown_table
 from torch import Tensor, nn
 
 import lingp
-from lingp.inference.sparse.selection import greedy
+from lingp.inference.sparse.selection import choose_candidates
 from lingp.likelihoods import Categorical, Gaussian, to_gpytorch
 from lingp.models import InducingPointNTKernel, LinearizedSVGP, PriorMean
 
@@ -87,7 +87,7 @@ def regression(data: Data, steps: int, adam: int, sizes: list[int], learned: lis
         rows.append(["closed form", f"{size}", f"{bound:,.0f}", f"{score:.3f}", f"{seconds:.1f}"])
         if size not in learned:
             continue
-        points = x[greedy(candidates, 1, size).chosen]
+        points = x[choose_candidates("greedy", candidates, 1, size).chosen]
         model = Regression(x, y, noise, kernel, points)
         objective = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
 
@@ -131,7 +131,7 @@ def classification(data: Data, num_classes: int, steps: int, adam: int, size: in
         words = "network" if mean == "network" else "prior"
         rows.append([f"closed form, {words}", f"{size}", "", f"{score:.3f}", f"{seconds:.1f}"])
     kernel = lingp.NTKernel.from_model(net, prior=precision)
-    points = x[greedy(kernel(x).to_dense().detach(), num_classes, size).chosen]
+    points = x[choose_candidates("greedy", kernel(x).to_dense().detach(), num_classes, size).chosen]
     likelihood = to_gpytorch(Categorical(), num_nodes=64)
     for words, make in (("network", lingp.NetworkMean), ("prior", PriorMean)):
         model = LinearizedSVGP(kernel, points, mean=make)

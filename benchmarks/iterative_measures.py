@@ -14,7 +14,7 @@ from torch import Tensor
 import lingp
 from lingp.inference import FunctionSpace, LinearizedLaplace
 from lingp.inference.iterative import BoundIterative, IterativePosterior
-from lingp.inference.iterative.krylov import Variances, solve_recorded
+from lingp.inference.iterative.krylov import Variances, solve
 from lingp.operators import diagonal_blocks
 
 T = TypeVar("T")
@@ -119,10 +119,10 @@ def iterations(
         return w - sparse.whitened_product(inner).flatten(0, 1)
 
     variances = Variances(prior, TOLERANCE) if certified else None
-    found, steps = solve_recorded(
-        product, right, precondition, TOLERANCE, most, variances=variances
+    found = solve(
+        product, right, precondition, tolerance=TOLERANCE, max_iterations=most, variances=variances
     )
-    return Iterations((steps.sizes > 0).sum(0).tolist(), bool(found.converged.all()))
+    return Iterations((found.steps.sizes > 0).sum(0).tolist(), bool(found.converged.all()))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 import lingp
 
 _PACKAGE = str(Path(lingp.__file__).parent)
-_ITSELF = str(Path(_PACKAGE) / "inference" / "restoring.py")
+_ITSELF = str(Path(_PACKAGE) / "runtime" / "restoring.py")
 
 
 def calls(work: Callable[[], Any], at: Callable[[int], None] = lambda number: None) -> int:

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -22,7 +22,7 @@ from lingp.runtime.memory import format_bytes
 from lingp.runtime.plain import storable
 
 Space = Literal["weight_space", "function_space", "sparse", "iterative"]
-SPACES: tuple[Space, ...] = ("weight_space", "function_space", "sparse", "iterative")
+SPACES: tuple[Space, ...] = get_args(Space)
 
 MOST_INDUCING = 1000
 """Most inducing points m = M·C that are chosen here, at 32 inputs or more, as by `Sparse()`."""
@@ -34,7 +34,7 @@ _FEWEST_INDUCING = 64  # fewer save no time worth having
 @storable
 @dataclass(frozen=True)
 class InferenceChoice:
-    """Which method inference uses, and the numbers that decided it.
+    """The method that inference uses, and the numbers that decided it.
 
     Attributes
     ----------
@@ -46,10 +46,10 @@ class InferenceChoice:
         M, the number of inducing inputs of a sparse posterior or of a preconditioner; None where
         nothing was chosen here or there are none.
     bytes
-        What the method takes at its peak, as counted; 0 for the user's own.
+        The bytes that the method takes at its peak, as counted; 0 for the user's own.
     flops
-        Of the posterior, the evidence and predictions for as many rows as there are data, as
-        counted; 0 for the user's own.
+        The flops of the posterior, the evidence and predictions for as many rows as there are data,
+        as counted; 0 for the user's own.
     """
 
     space: str

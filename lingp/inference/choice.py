@@ -77,7 +77,7 @@ def option_to_plain(inference: Inference) -> Any:
     Raises
     ------
     TypeError
-        For a method of the user's own.
+        If the method is the user's own.
     """
     if isinstance(inference, str):
         return inference
@@ -126,7 +126,7 @@ def choose_method(
     memory
         Bytes that may be used, kept factors included.
     mean, sites
-        As `LinearizedLaplace` has them: how many posteriors will be made.
+        The options of `LinearizedLaplace`, which say how many posteriors will be made.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def workload(
     sites: Sites,
     columnwise: bool = False,
 ) -> Workload:
-    """What inference will have to do; where data are spread over processes, on the busiest."""
+    """The work of inference; where data are spread over processes, that of the busiest."""
     with torch.no_grad():
         root = likelihood.curvature_root(training.targets[:1], training.outputs[:1])
         first = torch.arange(min(1, training.num_data))

@@ -6,7 +6,7 @@ at θ = θ* with f = f(x; θ*) (mean="network"), or at the mode of the linearise
 f = f_lin(x, θ) (mean="refit": for Gaussian noise, the exact evidence of that model). The curvature
 in Φ is taken where the mean is (sites="mean") or at the network's outputs (sites="network"); the
 posterior, but not the evidence, can take its expectation instead (sites="expected"). The last term
-is that of methods with features of their own, see `OccamFactor.left_out`.
+is that of methods with features of their own, see `OccamFactor.bound_gap`.
 """
 
 from __future__ import annotations
@@ -246,4 +246,4 @@ class Conditioned:
         """The posterior to predict with around the mean."""
         if self.mean == "network":
             return posterior
-        return posterior.explaining(self.data.residual(self.mean_outputs))
+        return posterior.widened_by(self.data.residual(self.mean_outputs))

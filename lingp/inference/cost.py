@@ -33,13 +33,13 @@ class Workload:
     num_columns
         K, the rank of each datum's curvature root.
     parameter_shapes
-        Of the L parameter tensors.
+        The shapes of the L parameter tensors.
     itemsize
         Bytes of a number.
     factor_bytes
         Memory of the factors of all data.
     num_posteriors
-        How many posteriors are made, each with other curvature.
+        The number of posteriors that are made, each with other curvature.
     averaged
         Whether curvature is averaged over the posterior: each posterior then gives the covariance
         at the data.
@@ -49,8 +49,8 @@ class Workload:
         Whether prior variances vary along both axes of matrices, which then take C² times their
         size per pair of inputs.
     row_flops
-        Of a row's part in Jᵀ Λ J, or in the diagonal blocks of J S Jᵀ, by the layers' factors; None
-        where it is multiplied as K columns.
+        The flops of a row's part in Jᵀ Λ J, or in the diagonal blocks of J S Jᵀ, by the layers'
+        factors; None where it is multiplied as K columns.
     """
 
     num_data: int
@@ -82,7 +82,7 @@ class Workload:
 
     @property
     def num_covariances(self) -> int:
-        """How often covariances at N rows are computed."""
+        """The number of times that covariances at N rows are computed."""
         return 1 + self.averaged * self.num_posteriors
 
     @cached_property
@@ -98,7 +98,7 @@ class Workload:
 
     @property
     def data_bytes(self) -> float:
-        """What any method holds per datum: outputs, residuals, curvature roots and covariances."""
+        """The bytes of outputs, residuals, curvature roots and covariances of any method."""
         per_row = 8 * self.num_outputs + 3 * self.num_outputs * self.num_columns
         if self.averaged:
             per_row += _SITE_ARRAYS * self.num_outputs**2
@@ -107,14 +107,14 @@ class Workload:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a method takes for a workload.
+    """The cost of a method for a workload.
 
     Attributes
     ----------
     flops
-        Of the whole job.
+        The flops of the whole job.
     bytes
-        At its peak.
+        The bytes at its peak.
     tuning_bytes
         The peak with a gradient of the evidence.
     """

@@ -69,7 +69,7 @@ def evidence(laplace: LinearizedLaplace) -> Evidence:
         log_likelihood=float(laplace.data_term.log_prob(at.outputs)),
         squared_norm=float(at.e.square().sum()),
         log_determinant=float(at.occam.log_determinant()),
-        left_out=float(at.occam.left_out()),
+        left_out=float(at.occam.bound_gap()),
         trace_term=float(at.occam.trace_term()),
         standard_error=0.5 * at.occam.log_determinant_error(),
         mean=laplace.mean,

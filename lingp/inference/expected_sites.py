@@ -34,7 +34,7 @@ from lingp.inference.posterior import Posterior
 from lingp.likelihoods import CurvatureRoot, DenseRoot, DiagonalRoot
 from lingp.likelihoods.predictives.draws import quasi_normal
 from lingp.likelihoods.predictives.quadrature import row_chunks
-from lingp.linalg.psd import psd_root
+from lingp.linalg.psd import nearest_psd, psd_root
 from lingp.runtime.progress import count
 from lingp.runtime.shards import Shards
 
@@ -73,7 +73,7 @@ def expected_posterior(
     start
         A root of Λ̄ to start from: of similar hyperparameters, or `first_root`.
     tolerance
-        On how far Λ̄ is from the expectation, relative to its size.
+        The bound on how far Λ̄ is from the expectation, relative to its size.
     progress
         Whether a bar counts the posteriors, once they have taken two seconds.
 
@@ -117,7 +117,7 @@ def first_root(data: DataTerm, outputs: Tensor, prior_covariance: Tensor) -> Cur
     Parameters
     ----------
     data, outputs
-        As in `expected_posterior`.
+        The same as for `expected_posterior`.
     prior_covariance
         J_n Σ0 J_nᵀ, (N x C x C).
     """
@@ -278,16 +278,10 @@ def _extrapolated(
             share, _moves(points, rows), _moves(steps, rows), strict=True
         ):
             step -= weight * (move + change)
-        following[rows] = _positive(points[-1][rows] + step)
+        following[rows] = nearest_psd(points[-1][rows] + step)
     return following
 
 
 def _moves(history: list[Tensor], rows: slice) -> Iterator[Tensor]:
     """The differences between successive arrays, at some rows."""
     return (later[rows] - earlier[rows] for earlier, later in pairwise(history))
-
-
-def _positive(matrix: Tensor) -> Tensor:
-    """The nearest positive semi-definite matrix, (n x C x C)."""
-    values, vectors = torch.linalg.eigh(matrix)
-    return (vectors * values.clamp(min=0).unsqueeze(-2)) @ vectors.mT

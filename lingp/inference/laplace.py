@@ -200,7 +200,7 @@ class LinearizedLaplace:
         """log q(D), 0-d, with a graph to the hyperparameters when grad mode is on."""
         at = self.solution()
         log_likelihood = self.data_term.log_prob(at.outputs)
-        complexity = at.occam.log_determinant() + at.occam.left_out()
+        complexity = at.occam.log_determinant() + at.occam.bound_gap()
         return log_likelihood - 0.5 * at.e.square().sum() - 0.5 * complexity
 
     def prior_deviation(self) -> Tensor:

@@ -19,6 +19,7 @@ it is; far from the data, where C is wider than C_-n, the average wins.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import scipy.optimize
@@ -29,7 +30,9 @@ from lingp.inference.data_term import DataTerm
 from lingp.inference.expected_sites import cavity_root
 from lingp.inference.posterior import Posterior
 from lingp.likelihoods import Likelihood
-from lingp.likelihoods.predictives.draws import AffineMixture, quasi_normal
+from lingp.likelihoods.predictives.draws import quasi_normal
+from lingp.likelihoods.predictives.quadrature import row_chunks
+from lingp.linalg.psd import psd_root
 from lingp.runtime.shards import Shards
 
 
@@ -64,17 +67,12 @@ def matched_scale(data: DataTerm, mean: Tensor, posterior: Posterior) -> float:
     mean
         m, the posterior's mean of the outputs at the data, (N x C).
     posterior
-        Of the weights.
+        The posterior of the weights.
     """
     divergence = _Divergence(data, mean, posterior)
-    found = scipy.optimize.minimize_scalar(
-        lambda log_scale: divergence(math.exp(log_scale)) + _WORTH * log_scale,
-        bounds=(0.0, math.log(_LARGEST)),
-        method="bounded",
-        options={"xatol": _RESOLUTION},
+    return _least(
+        lambda log_scale: divergence(math.exp(log_scale)) + _WORTH * log_scale, 1.0, expected=1.0
     )
-    # the search never looks at its ends
-    return 1.0 if divergence(1.0) <= found.fun else math.exp(found.x)
 
 
 @torch.no_grad()
@@ -83,28 +81,63 @@ def flattening(data: DataTerm, mean: Tensor, posterior: Posterior, scale: float)
     return _Divergence(data, mean, posterior)(scale)
 
 
+def _least(loss: Callable[[float], float], smallest: float, expected: float) -> float:
+    """s of smallest loss, a function of log s; what is expected where nothing is better."""
+    found = scipy.optimize.minimize_scalar(
+        loss,
+        bounds=(math.log(smallest), math.log(_LARGEST)),
+        method="bounded",
+        options={"xatol": _RESOLUTION},
+    )
+    # the search never looks at its ends, and rows that don't care keep what is expected
+    return expected if loss(math.log(expected)) <= found.fun else math.exp(found.x)
+
+
+class _Average:
+    """E p(y | s m + ε), ε ~ N(0, C), as a function of s: by the same nodes for every s.
+
+    Parameters
+    ----------
+    likelihood
+        The likelihood of class labels.
+    mean, covariance
+        m (n x C) and C (n x C x C).
+    """
+
+    def __init__(self, likelihood: Likelihood, mean: Tensor, covariance: Tensor) -> None:
+        self.likelihood, self.mean = likelihood, mean
+        self.normal, self.root = quasi_normal(_NUM_NODES, mean), psd_root(covariance)
+
+    def __call__(self, scale: float, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Probabilities of labels (n x L x K), and log p(y_n) of given targets, (n,)."""
+        likelihood, moved = self.likelihood.with_scaled_mean(self.mean, scale)
+        moments, log_probs = [], []
+        for rows in row_chunks(len(moved), self.normal.numel()):
+            nodes = moved[rows] + torch.einsum("ncd,sd->snc", self.root[rows], self.normal)
+            moments.append(likelihood.conditional_mean(nodes).mean(0))
+            if targets is not None:
+                log_probs.append(likelihood.log_prob(targets[rows], nodes).logsumexp(0))
+        probs = likelihood.label_probs(torch.cat(moments))
+        return probs, torch.cat(log_probs) - math.log(_NUM_NODES) if log_probs else None
+
+
 class _Divergence:
     """The mean of KL( p(y | m_n) ‖ E p(y | s m_n + ε_n) ), ε_n ~ N(0, C_-n), as a function of s.
 
-    Of at most 1,000 rows of each process, by quasi-Monte-Carlo with the same nodes for every s.
+    At most 1,000 rows of each process count.
     """
 
     def __init__(self, data: DataTerm, mean: Tensor, posterior: Posterior) -> None:
         rows = _some_rows(data, mean)
-        likelihood, self.mean = data.likelihood, mean[rows]
-        self.likelihood, self.shards = likelihood, data.shards
-        self.covariance = left_out_covariance(data, posterior, rows)
-        self.normal = quasi_normal(_NUM_NODES, mean)
-        ones = self.mean.new_ones(len(rows))
-        self.weights = ones if data.weights is None else data.weights[rows]
-        self.wanted = likelihood.label_probs(likelihood.conditional_mean(self.mean))
+        mean, likelihood, self.shards = mean[rows], data.likelihood, data.shards
+        self.average = _Average(likelihood, mean, left_out_covariance(data, posterior, rows))
+        self.weights = mean.new_ones(len(rows)) if data.weights is None else data.weights[rows]
+        self.wanted = likelihood.label_probs(likelihood.conditional_mean(mean))
         self.entropy = -torch.special.xlogy(self.wanted, self.wanted).flatten(1).sum(-1)
 
     def __call__(self, scale: float) -> float:
-        likelihood, moved = self.likelihood.with_scaled_mean(self.mean, scale)
-        mixture = AffineMixture(likelihood, moved, self.covariance, self.normal)
-        found = likelihood.label_probs(mixture.mean_alone())
-        found = found.clamp(min=torch.finfo(moved.dtype).tiny)
+        found, _ = self.average(scale)
+        found = found.clamp(min=torch.finfo(found.dtype).tiny)
         each = -torch.special.xlogy(self.wanted, found).flatten(1).sum(-1) - self.entropy
         total = self.shards.total(float((self.weights * each).sum()))
         return total / max(1.0, self.shards.total(float(self.weights.sum())))
@@ -129,39 +162,31 @@ def best_scale(
     Parameters
     ----------
     likelihood, targets, weights
-        Of class labels; checked targets, first axis n; (n,) or None for 1.
+        The likelihood of class labels; checked targets, first axis n; (n,) or None for 1.
     mean, covariance
-        Of f, (n x C) and (n x C x C).
+        The moments of f, (n x C) and (n x C x C).
     shards
-        How the rows are spread over processes.
+        The processes that the rows are spread over.
     start
         The scale that is expected.
     typical
         Standard deviation of log s around it, which counts like another row.
     """
-    normal = quasi_normal(_NUM_NODES, mean)
+    average = _Average(likelihood, mean, covariance)
 
     def loss(log_scale: float) -> float:
-        scaled, moved = likelihood.with_scaled_mean(mean, math.exp(log_scale))
-        mixture = AffineMixture(scaled, moved, covariance, normal)
-        each = mixture.log_prob(targets)
+        probs, each = average(math.exp(log_scale), targets)
+        assert each is not None
         each = each if weights is None else weights * each
-        each = each + undecided_row(scaled, mixture.mean_alone(), shards)
+        each = each + undecided_row(probs, shards)
         expected = 0.5 * ((log_scale - math.log(start)) / typical) ** 2
         return expected - shards.total(float(each.sum()))
 
-    found = scipy.optimize.minimize_scalar(
-        loss,
-        bounds=(math.log(_SMALLEST), math.log(_LARGEST)),
-        method="bounded",
-        options={"xatol": _RESOLUTION},
-    )
-    # rows that don't care keep what is expected
-    return start if loss(math.log(start)) <= found.fun else math.exp(found.x)
+    return _least(loss, _SMALLEST, expected=start)
 
 
-def undecided_row(likelihood: Likelihood, moments: Tensor, shards: Shards) -> Tensor:
-    """What each row gives to the log density of one more row, predicted right or wrong, (n,).
+def undecided_row(probs: Tensor, shards: Shards) -> Tensor:
+    """The share of each row in the log density of one more row, predicted right or wrong, (n,).
 
         1/N Σ_n [ ½ log p_n + ½ log(1 - p_n) ],   p_n the largest probability at x_n
 
@@ -173,14 +198,11 @@ def undecided_row(likelihood: Likelihood, moments: Tensor, shards: Shards) -> Te
 
     Parameters
     ----------
-    likelihood
-        Of class labels.
-    moments
-        E y of each row, (n x M).
+    probs
+        The probabilities of the K values of L labels of each row, (n x L x K).
     shards
-        How the rows are spread over processes.
+        The processes that the rows are spread over.
     """
-    probs = likelihood.label_probs(moments)
     right = probs.amax(-1)  # (n, L)
     wrong = (probs.sum(-1) - right).clamp(min=torch.finfo(right.dtype).tiny)
     return 0.5 * (right.log() + wrong.log()).flatten(1).sum(-1) / max(1, shards.num_rows)
@@ -192,7 +214,7 @@ def left_out_covariance(data: DataTerm, posterior: Posterior, rows: Tensor) -> T
     Of a datum of weight w > 1, one of w repetitions is left out.
     """
     informed, unseen = posterior.at_data
-    root = posterior.root.dense()[rows]
+    root = posterior.root.rows(rows).dense()
     weights = None if data.weights is None else data.weights[rows]
     half = cavity_root(informed[rows], root @ root.mT, weights)
     covariance = half @ half.mT

@@ -59,7 +59,7 @@ class OccamFactor(ABC):
         """tr Λ (J Σ0 Jᵀ - F Fᵀ), 0-d: what features leave out of the prior; 0 for exact methods."""
         return self.variances.new_zeros(())
 
-    def left_out(self) -> Tensor:
+    def bound_gap(self) -> Tensor:
         """What `log_determinant` lacks at most, 0-d; 0 for exact methods.
 
         With half of it subtracted, the evidence is a lower bound.
@@ -74,8 +74,8 @@ class OccamFactor(ABC):
     def effective_parameters(self) -> Tensor:
         """γ, how many parameters the data determine (MacKay, 1992), 0-d.
 
-        The slope of `log_determinant` + `left_out` in the logarithm of all prior variances at once;
-        for exact methods tr (I + Φᵀ Φ)⁻¹ Φᵀ Φ.
+        The slope of `log_determinant` + `bound_gap` in the logarithm of all prior variances at
+        once; for exact methods tr (I + Φᵀ Φ)⁻¹ Φᵀ Φ.
         """
 
     @abstractmethod
@@ -111,7 +111,7 @@ class Posterior(OccamFactor):
     def precision_solve(self, b: Tensor) -> Tensor:
         """(I + Φᵀ Φ)⁻¹ b, (q x S) -> (q x S)."""
 
-    def explaining(self, residual: Tensor) -> Posterior:
+    def widened_by(self, residual: Tensor) -> Posterior:
         """The posterior to predict with around a mean that leaves these residuals.
 
         A method whose mean can't follow the data has to be less sure; itself for exact methods.

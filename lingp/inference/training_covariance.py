@@ -32,7 +32,7 @@ def training_covariance(posterior: Posterior, root: Tensor) -> tuple[Tensor, Ten
     Parameters
     ----------
     posterior
-        With a graph where gradients are wanted.
+        A posterior, with a graph where gradients are wanted.
     root
         Its R_n written out, (N x C x K).
     """
@@ -99,7 +99,7 @@ class _TrainingCovariance(torch.autograd.Function):
     def gradients(
         posterior: Posterior, variances: Tensor, root: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """In the variances (L,) or (P,) and in R (N x C x K)."""
+        """The gradients in the variances (L,) or (P,) and in R (N x C x K)."""
         grad = 0.5 * (grad + grad.mT)
         if isinstance(posterior, WeightSpace):
             by_variance, by_curvature = _weight_space_gradients(posterior, grad)

@@ -42,7 +42,8 @@ def influence(gp: LinearizedGP) -> Influence:
     """Leverage and leave-one-out log density of each training datum, without refits.
 
     Exact for Gaussian noise and mean="refit"; see `LinearizedGP.leave_one_out` for others. The
-    curvature is that at the mean, also where predictions have its expectation (class labels).
+    curvature is that at the mean, also where predictions have its expectation (class labels), and
+    both densities have the scale of the mean that predictions have.
 
     Parameters
     ----------
@@ -58,8 +59,11 @@ def influence(gp: LinearizedGP) -> Influence:
         posterior, root = solution.posterior, solution.posterior.root.dense()
         _, inner = training_covariance(posterior, root)
         leverage = (1 - inner.diagonal(dim1=-2, dim2=-1)).sum(-1)
-        fitted = laplace.likelihood.predictive(
-            solution.outputs, posterior.training_covariance(), generator=_generator(gp)
+        likelihood, location = laplace.likelihood.with_scaled_mean(
+            solution.outputs, laplace.scale_of_mean()
+        )
+        fitted = likelihood.predictive(
+            location, posterior.training_covariance(), generator=_generator(gp)
         )
         log_density = fitted.log_prob(laplace.training.targets)
     return Influence(

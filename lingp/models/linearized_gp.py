@@ -519,7 +519,8 @@ class LinearizedGP(gpytorch.models.GP):
         """Predictive distribution of each training target given all other rows, without refits.
 
         Exact for Gaussian noise and mean="refit", an approximation else. `log_predictive` scores
-        the training targets. A row with a weight is left out as a whole. The mean is not scaled.
+        the training targets. A row with a weight is left out as a whole. The mean of class labels
+        is scaled as in `predict`.
 
         Parameters
         ----------
@@ -532,8 +533,11 @@ class LinearizedGP(gpytorch.models.GP):
             left_out = leave_one_out(laplace)
         known = targets[..., 1] if targets.dim() == 3 else None
         moments = left_out.mean, left_out.covariance
-        made = self._prediction(moments, 1.0, known, method, num_samples, generator)
-        return LeaveOneOutPrediction(made.predictive, made.layout, made.mean_of, *moments, targets)
+        scale = left_out.mean_scale
+        made = self._prediction(moments, scale, known, method, num_samples, generator)
+        return LeaveOneOutPrediction(
+            made.predictive, made.layout, made.mean_of, *moments, targets, mean_scale=scale
+        )
 
     def log_marginal_likelihood(self) -> Tensor:
         """Evidence of the data, 0-d, differentiable in every hyperparameter.

@@ -18,7 +18,6 @@ from torch import nn
 from lingp.inference import expected_sites
 from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.factorize import RoundingWarning
-from lingp.inference.tuning.scale_search import search_uphill
 from lingp.likelihoods import Bernoulli, Categorical
 from lingp.priors import Isotropic
 
@@ -376,53 +375,3 @@ def test_training_covariance_is_the_blocks_of_the_whole(space, name, past_roundi
     wanted = blocks_of(posterior.covariance(factors), dense)
     scale = float(wanted.abs().max())
     torch.testing.assert_close(posterior.training_covariance(), wanted, rtol=0, atol=1e-11 * scale)
-
-
-def test_uphill_search_finds_the_optimum():
-    calls, steps = [], []
-
-    def density(points):
-        calls.extend(points)
-        return [-((x - 5.3) ** 2) / (1 + abs(x - 5.3)) for (x,) in points]
-
-    found = search_uphill(density, 15.0, 30, lambda: steps.append(1))
-    assert found.best[0] == pytest.approx(5.3, abs=0.02)  # `xatol`
-    assert found.value == density([found.best])[0] >= -(0.02**2)
-    assert found.initial_value == density([(0.0,)])[0]
-    assert not found.at_boundary
-    assert found.num_evaluations == len(steps) <= 20
-
-
-@pytest.mark.parametrize("top", [-11.0, -1.0, 0.4, 8.9])
-def test_uphill_search_of_a_parabola_needs_one_value_between_decades(top):
-    def density(points):
-        return [-((x - top) ** 2) for (x,) in points]
-
-    found = search_uphill(density, 15.0, 1, lambda: None)
-    assert found.best[0] == pytest.approx(top, abs=1e-12)
-    decades = round(abs(top) / math.log(10))
-    assert found.num_evaluations == 3 + decades + 1
-
-
-@pytest.mark.parametrize("sign", [-1.0, 1.0])
-def test_uphill_search_says_when_it_came_to_the_edge(sign):
-    found = search_uphill(lambda points: [sign * p[0] for p in points], 10.0, 30, lambda: None)
-    assert found.at_boundary
-    assert found.best[0] == pytest.approx(sign * 10.0, abs=0.02)
-
-
-def test_uphill_search_leaves_what_it_cannot_improve():
-    found = search_uphill(lambda points: [1.0] * len(points), 10.0, 30, lambda: None)
-    assert found.best == (0.0,)
-    assert not found.at_boundary
-
-
-def test_uphill_search_turns_back_from_what_has_no_value():
-    """A factor that cannot be factorised counts as the edge."""
-
-    def density(points):
-        return [x if x < 3.0 else -math.inf for (x,) in points]
-
-    found = search_uphill(density, 10.0, 30, lambda: None)
-    assert found.at_boundary
-    assert math.log(10) <= found.best[0] < 3.0

@@ -12,6 +12,7 @@ from laplace_cases import make_laplace
 from scipy.optimize import minimize_scalar
 from torch import nn
 
+from lingp.inference import mean_scale
 from lingp.inference.mean_scale import (
     _WORTH,
     Matched,
@@ -185,6 +186,38 @@ def test_labels_choose_the_scale_with_which_they_are_most_probable():
     assert doubled == pytest.approx(found, rel=2e-3)  # one undecided row to 8,000
 
 
+def test_nodes_are_made_once_for_each_scale_that_is_tried(monkeypatch):
+    """And their root once for all scales."""
+    roots, averages = [], []
+
+    class Counted(Categorical):
+        def conditional_mean(self, f, known=None):
+            averages.append(len(f))
+            return super().conditional_mean(f, known)
+
+        def log_prob(self, y, f):
+            averages.append(len(f))
+            return super().log_prob(y, f)
+
+        def with_scaled_mean(self, mean, scale):
+            scales.append(scale)
+            return super().with_scaled_mean(mean, scale)
+
+    scales, psd_root = [], mean_scale.psd_root
+    monkeypatch.setattr(mean_scale, "psd_root", lambda c: roots.append(1) or psd_root(c))
+    made, chunks = [], mean_scale.row_chunks
+    monkeypatch.setattr(mean_scale, "row_chunks", lambda *a: made.append(1) or chunks(*a))
+    mean = torch.randn(20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y = mean.argmax(1, keepdim=True).double()
+    covariance = torch.eye(3).double().expand(20, 3, 3)
+    best_scale(
+        Counted(), y, None, mean, covariance, shards=Shards.single().with_rows(20), start=1.0
+    )
+    assert len(roots) == 1
+    assert len(made) == len(scales) > 5
+    assert len(averages) == 2 * len(scales)
+
+
 @pytest.mark.parametrize("num_rows", [20, 200])
 def test_rows_without_an_error_are_not_believed_to_be_certain(num_rows):
     """Half right, half wrong: n log(1 - e) + ½ log e + ½ log(1 - e) is largest at ½ / (n + 1)."""
@@ -199,11 +232,11 @@ def test_rows_without_an_error_are_not_believed_to_be_certain(num_rows):
 
 def test_an_undecided_row_is_right_or_wrong_in_each_of_its_labels():
     probs = torch.tensor([[0.9, 0.2], [0.5, 0.6]], dtype=torch.float64)
-    found = undecided_row(Bernoulli(), probs, Shards.single().with_rows(2))
+    found = undecided_row(Bernoulli().label_probs(probs), Shards.single().with_rows(2))
     wanted = [0.5 * math.log(p * (1 - p)) + 0.5 * math.log(q * (1 - q)) for p, q in probs.tolist()]
     assert found.tolist() == pytest.approx([w / 2 for w in wanted])
     probs = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64)
-    found = undecided_row(Categorical(), probs, Shards.single().with_rows(1))
+    found = undecided_row(Categorical().label_probs(probs), Shards.single().with_rows(1))
     assert float(found) == pytest.approx(0.5 * math.log(0.7 * 0.3))
 
 

@@ -61,3 +61,17 @@ def test_missing_targets_score_nothing():
     left_out = gp.leave_one_out()
     assert left_out.log_predictive[0] == 0
     torch.testing.assert_close(left_out.variance[0], gp.predict(X[:1]).variance[0])
+
+
+def test_labels_are_scaled_as_in_predictions():
+    labels = (X.sum(1) > 0).long()
+    gp = LinearizedGP(make_net(2), "categorical", prior=0.1, mean_scale=2.0).fit(X, labels)
+    scaled = gp.leave_one_out()
+    assert scaled.mean_scale == gp.mean_scale == 2.0
+    gp.mean_scale = 1.0
+    plain = gp.leave_one_out()
+    assert torch.equal(plain.latent_mean, scaled.latent_mean)
+    expected = gp.likelihood.predictive(
+        scaled.mean_scale * plain.latent_mean, plain.latent_covariance
+    )
+    torch.testing.assert_close(scaled.probs, expected.mean)

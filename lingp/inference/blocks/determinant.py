@@ -1,20 +1,142 @@
-"""An estimate of log det(I + Φ Φᵀ) from blocks of rows, with its derivatives."""
+"""Blocks of rows that are drawn, and their estimate of log det(I + Φ Φᵀ) with its derivatives."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NoReturn, cast
+from collections.abc import Sequence
+from typing import Any, Literal, NoReturn, cast
 
 import torch
 from torch import Tensor
 
-from lingp.inference.blocks.drawn import DrawnBlocks, refuse_to_predict
-from lingp.inference.posterior import OccamFactor
+from lingp.inference.blocks.block import Block, log_determinants, rates, rows_of, single_outputs
+from lingp.inference.posterior import OccamFactor, Posterior
 from lingp.inference.prior_values import PriorValues
+from lingp.inference.protocol import InferenceMethod
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.linalg.first_order import first_order
 from lingp.priors import Prior
+
+Estimate = Literal["between", "lower", "upper"]
+Outputs = Literal["joint", "separate"]
+
+
+class BoundBlocks(InferenceMethod):
+    """Inference by blocks of rows that are drawn: it has an Occam factor and no posterior.
+
+    Parameters
+    ----------
+    training
+        The training data.
+    rows
+        Row numbers of each block, ascending.
+    total
+        The number of blocks that the rows make in all.
+    estimate, outputs
+        See `Blocks`.
+    keep_bytes
+        Memory that all drawn blocks may take to be kept.
+
+    Attributes
+    ----------
+    weight
+        The weight of the lower bound in an estimate "between" the two; None until it is found.
+    """
+
+    title = "blocks"
+
+    def __init__(
+        self,
+        training: TrainingSet,
+        rows: Sequence[Tensor],
+        total: int,
+        estimate: Estimate,
+        outputs: Outputs,
+        keep_bytes: float = math.inf,
+    ) -> None:
+        self.rows = list(rows)
+        self.total = total
+        self.estimate: Estimate = estimate
+        self.outputs: Outputs = outputs
+        self.weight: float | None = {"lower": 1.0, "upper": 0.0}.get(estimate)
+        self._training = training
+        side = max(map(len, self.rows)) * training.num_outputs  # of kernels that are kept
+        drawn = sum(map(len, self.rows))
+        kept = len(self.rows) * side**2 * training.outputs.element_size()
+        kept += training.factor_bytes * drawn // training.num_data
+        self._kept = [rows_of(training, r) for r in self.rows] if kept <= keep_bytes else None
+
+    def __call__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> Posterior:
+        _refuse_to_predict()
+
+    def occam_factor(
+        self, training: TrainingSet, prior: Prior, root: CurvatureRoot
+    ) -> BlocksDeterminant:
+        return BlocksDeterminant(training, prior, root, self)
+
+    def __str__(self) -> str:
+        sizes = " or ".join(str(size) for size in sorted({len(r) for r in self.rows}))
+        what = {"lower": "lower bound", "upper": "upper bound"}.get(self.estimate, "an estimate")
+        apart = "" if self.outputs == "joint" else ", one output at a time"
+        return (
+            f"{what} of the evidence from {len(self.rows)} of {self.total} blocks of {sizes} rows"
+            f"{apart}"
+        )
+
+    def log_determinant(self, index: int, prior: Prior, root: CurvatureRoot) -> Tensor:
+        """What the i-th drawn block estimates of log det(I + Φ Φᵀ), 0-d, differentiable.
+
+        Parameters
+        ----------
+        index
+            i.
+        prior
+            Gives variances.
+        root
+            R at all data.
+        """
+        blocks = self._blocks(index, root)
+        total = float(self.total * len(blocks))
+        assert self.weight is not None
+        # weights of log determinants, by scale
+        wanted = {1.0: self.weight * total, total: 1 - self.weight} if total > 1 else {1.0: 1.0}
+        wanted = {scale: weight for scale, weight in wanted.items() if weight}
+        each = []
+        for block in blocks:
+            found = log_determinants(block, prior, list(wanted))
+            each += [w * value for w, value in zip(wanted.values(), found, strict=True)]
+        return torch.stack(each).sum() / len(blocks)
+
+    def find_weight(self, prior: Prior, root: CurvatureRoot) -> None:
+        """Find the `weight` at these hyperparameters, unless there is one.
+
+        Parameters
+        ----------
+        prior
+            Gives variances.
+        root
+            R at all data.
+        """
+        if self.weight is not None:
+            return
+        falling, rising = 0.0, 0.0
+        for index in range(len(self.rows)):
+            blocks = self._blocks(index, root)
+            for block in blocks:
+                fall, rise = rates(block, prior, float(self.total * len(blocks)))
+                falling, rising = falling + fall, rising + rise
+        both = falling + rising
+        self.weight = rising / both if both > 0 else 0.5
+
+    def _blocks(self, index: int, root: CurvatureRoot) -> list[Block]:
+        """The i-th drawn block, or what it falls apart into."""
+        rows = self.rows[index]
+        block = rows_of(self._training, rows) if self._kept is None else self._kept[index]
+        here = root.rows(rows)
+        if self.outputs == "joint" or here.rank == 1:
+            return [(block, here)]
+        return single_outputs(block, here)
 
 
 class BlocksDeterminant(OccamFactor):
@@ -23,13 +145,13 @@ class BlocksDeterminant(OccamFactor):
     Parameters
     ----------
     training, prior, root
-        As every posterior has them.
+        The model, as for every posterior.
     blocks
-        Which rows.
+        The rows.
     """
 
     def __init__(
-        self, training: TrainingSet, prior: Prior, root: CurvatureRoot, blocks: DrawnBlocks
+        self, training: TrainingSet, prior: Prior, root: CurvatureRoot, blocks: BoundBlocks
     ) -> None:
         super().__init__(training, prior, root)
         self._blocks = blocks
@@ -42,7 +164,7 @@ class BlocksDeterminant(OccamFactor):
         return self.estimate(*inputs, gradients=False)[0]
 
     def log_determinant_error(self) -> float:
-        """Over the choice of blocks of this partition; NaN where one block of several is drawn."""
+        """The error by the choice of blocks; NaN where one block of several is drawn."""
         if self._each is None:
             with torch.no_grad():
                 self.log_determinant()
@@ -63,7 +185,7 @@ class BlocksDeterminant(OccamFactor):
         return slopes @ self.variances.detach()
 
     def to_predict_with(self) -> NoReturn:
-        refuse_to_predict()
+        _refuse_to_predict()
 
     def estimate(
         self, variances: Tensor, *tensors: Tensor, gradients: bool
@@ -111,3 +233,12 @@ class _Average(torch.autograd.Function):
             return [None if g is None else grad * g for g in ctx.gradients]
 
         return None, *first_order(scaled, grad, *ctx.saved_tensors)
+
+
+def _refuse_to_predict() -> NoReturn:
+    """Raise: blocks have no posterior."""
+    raise ValueError(
+        "inference: Blocks(...) estimates the evidence and gives no posterior, neither to predict "
+        'with nor for a refitted mean; use mean="network", and to predict, make '
+        'LinearizedGP(net, likelihood, prior=prior, inference="auto")'
+    )

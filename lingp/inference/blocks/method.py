@@ -1,4 +1,4 @@
-"""Inference by blocks of rows as the user asks for it, and with blocks drawn from the data."""
+"""Inference by blocks of rows as the user asks for it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from typing import ClassVar, get_args
 
 import torch
 
-from lingp.inference.blocks.determinant import BlocksDeterminant
-from lingp.inference.blocks.drawn import DrawnBlocks, Estimate, Outputs, refuse_to_predict
-from lingp.inference.posterior import Posterior
-from lingp.inference.protocol import InferenceMethod, Options
+from lingp.inference.blocks.determinant import BoundBlocks, Estimate, Outputs
+from lingp.inference.protocol import Options
 from lingp.inference.training_set import TrainingSet
-from lingp.likelihoods import CurvatureRoot
 from lingp.priors import Prior
 from lingp.runtime.memory import format_bytes
 
@@ -34,10 +31,10 @@ class Blocks(Options):
     size
         m, rows of a block; by default about 1000 / C, at least 32. A block of all rows is exact.
     num_blocks
-        How many are drawn of the N / m blocks there are. Two or more tell a standard error.
+        The number that is drawn of the N / m blocks there are. Two or more tell a standard error.
     estimate
-        Of the evidence: its "lower" or "upper" bound by blocks of this size, or what is "between"
-        them where they would meet. See `lingp.inference.blocks`.
+        The estimate: the evidence's "lower" or "upper" bound by blocks of this size, or what is
+        "between" them where they would meet. See `lingp.inference.blocks`.
     outputs
         "joint", or "separate" for blocks of one output: wider bounds, for 1 / C² of the time and
         memory of factorisations.
@@ -55,7 +52,7 @@ class Blocks(Options):
     Raises
     ------
     ValueError
-        For numbers out of range and unknown options.
+        If a number is out of range or an option unknown.
     """
 
     predicts: ClassVar[bool] = False
@@ -125,26 +122,3 @@ class Blocks(Options):
                 f"{format_bytes(needed)}, more than the {format_bytes(memory)} of memory there is; "
                 'choose a smaller size, outputs="separate", or raise memory_budget'
             )
-
-
-class BoundBlocks(DrawnBlocks, InferenceMethod):
-    """Blocks of rows as a method, which has an Occam factor and no posterior."""
-
-    title = "blocks"
-
-    def __call__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> Posterior:
-        refuse_to_predict()
-
-    def occam_factor(
-        self, training: TrainingSet, prior: Prior, root: CurvatureRoot
-    ) -> BlocksDeterminant:
-        return BlocksDeterminant(training, prior, root, self)
-
-    def __str__(self) -> str:
-        sizes = " or ".join(str(size) for size in sorted({len(r) for r in self.rows}))
-        what = {"lower": "lower bound", "upper": "upper bound"}.get(self.estimate, "an estimate")
-        apart = "" if self.outputs == "joint" else ", one output at a time"
-        return (
-            f"{what} of the evidence from {len(self.rows)} of {self.total} blocks of {sizes} rows"
-            f"{apart}"
-        )

@@ -40,7 +40,7 @@ class KernelProduct:
     Attributes
     ----------
     way
-        How the next product is computed.
+        The way in which the next product is computed.
     """
 
     def __init__(self, training: TrainingSet, memory: float, columnwise: bool = False) -> None:
@@ -125,7 +125,7 @@ class KernelProduct:
         root
             R.
         variances
-            Of each parameter tensor (L,) or weight (P,).
+            The variance of each parameter tensor (L,) or weight (P,).
         isotropic
             Whether they are all the same.
         """

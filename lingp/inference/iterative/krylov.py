@@ -57,6 +57,20 @@ class Variances:
 
 
 @dataclass(frozen=True)
+class Steps:
+    """What conjugate gradients did, column by column, for the tridiagonal matrices.
+
+    Attributes
+    ----------
+    sizes, ratios
+        α_k and β_k, (k x S); 0 once a column has left.
+    """
+
+    sizes: Tensor
+    ratios: Tensor
+
+
+@dataclass(frozen=True)
 class Solve:
     """Approximate solutions X of B X = Y.
 
@@ -74,6 +88,8 @@ class Solve:
         Whether every column has met what was asked of it, (S,).
     iterations
         Products of the iteration, at most `max_iterations`.
+    steps
+        The steps of the first pass.
     """
 
     x: Tensor
@@ -82,6 +98,7 @@ class Solve:
     bound: Tensor
     converged: Tensor
     iterations: int
+    steps: Steps
 
 
 def solve(
@@ -91,7 +108,6 @@ def solve(
     *,
     tolerance: float | Tensor,
     max_iterations: int,
-    start: Tensor | None = None,
     variances: Variances | None = None,
 ) -> Solve:
     """B⁻¹ Y by preconditioned conjugate gradients, every column until it is good enough.
@@ -108,36 +124,46 @@ def solve(
     precondition
         v -> P⁻¹ v.
     tolerance
-        On |r| / |y|, a number or one per column, (S,).
+        The bound on |r| / |y|, a number or one per column, (S,).
     max_iterations
-        Most products, besides one for the residual at the start and one for that at the end.
-    start
-        First guess, (n x S); zero by default.
+        The most products, besides one for the residual at the end.
     variances
-        What has to hold besides, if the solutions are for variances.
+        The bound on errors of variances, if the solutions are for them.
     """
-    return solve_recorded(
-        product, right, precondition, tolerance, max_iterations, start, variances
-    )[0]
-
-
-@dataclass(frozen=True)
-class Steps:
-    """What conjugate gradients did, column by column, for the tridiagonal matrices.
-
-    Attributes
-    ----------
-    sizes, ratios
-        α_k and β_k, (k x S); 0 once a column has left.
-    """
-
-    sizes: Tensor
-    ratios: Tensor
+    norm = torch.linalg.vector_norm(right, dim=0)
+    norm = torch.where(norm > 0, norm, 1)
+    goal = tolerance * norm
+    state = _State(torch.zeros_like(right), right, precondition(right))
+    converged = state.converged(right, goal, variances)
+    first, iterations = Steps(norm.new_zeros(0, len(norm)), norm.new_zeros(0, len(norm))), 0
+    for restart in range(1 + _MOST_RESTARTS):
+        left = (~converged).nonzero().squeeze(-1)
+        if len(left) == 0 or iterations >= max_iterations:
+            break
+        before, y = state.at(left), right[:, left]
+        part = None if variances is None else variances.at(left)
+        most = max_iterations - iterations
+        x, steps = _iterate(product, precondition, y, before, goal[left], part, most)
+        iterations += len(steps.sizes)
+        residual = y - product(x)
+        after = _State(x, residual, precondition(residual))
+        if restart == 0:
+            first = Steps(*(_spread(t, left, len(norm)) for t in (steps.sizes, steps.ratios)))
+            # energy rises with every iteration, also where residuals do; rounding hides it at last
+            better = (after.energy(y) > before.energy(y)) | (after.bound < before.bound)
+        else:  # a later pass that hardly helps is at what rounding allows
+            better = after.bound < 0.25 * before.bound
+        if not bool(better.any()):
+            break
+        state = state.replaced(left[better], after.at(better))
+        converged = state.converged(right, goal, variances)
+    relative = torch.linalg.vector_norm(state.residual, dim=0) / norm
+    return Solve(state.x, state.residual, relative, state.bound, converged, iterations, first)
 
 
 @dataclass(frozen=True)
 class _State:
-    """Where the solutions of some columns are; right-hand sides have norm 1."""
+    """Where the solutions of some columns are."""
 
     x: Tensor
     residual: Tensor
@@ -161,78 +187,11 @@ class _State:
         return _State(self.x[:, index], self.residual[:, index], self.preconditioned[:, index])
 
     def replaced(self, index: Tensor, other: _State) -> _State:
-        pairs = zip(
-            (self.x, self.residual, self.preconditioned),
-            (other.x, other.residual, other.preconditioned),
-            strict=True,
+        return _State(
+            self.x.index_copy(1, index, other.x),
+            self.residual.index_copy(1, index, other.residual),
+            self.preconditioned.index_copy(1, index, other.preconditioned),
         )
-        return _State(*(mine.index_copy(1, index, theirs) for mine, theirs in pairs))
-
-
-def solve_recorded(
-    product: BlockProduct,
-    right: Tensor,
-    precondition: BlockProduct,
-    tolerance: float | Tensor,
-    max_iterations: int,
-    start: Tensor | None = None,
-    variances: Variances | None = None,
-) -> tuple[Solve, Steps]:
-    """The solution, and the steps of the first pass."""
-    norm = torch.linalg.vector_norm(right, dim=0)
-    norm = torch.where(norm > 0, norm, 1)
-    unit = right / norm
-    goal = torch.as_tensor(tolerance, dtype=norm.dtype, device=norm.device).expand_as(norm)
-    if variances is not None:
-        variances = Variances(variances.prior / norm.square(), variances.share)
-    if start is None:
-        state = _State(torch.zeros_like(unit), unit, precondition(unit))
-    else:
-        residual = unit - product(start / norm)
-        state = _State(start / norm, residual, precondition(residual))
-    converged = state.converged(unit, goal, variances)
-    first, iterations = None, 0
-    for _ in range(1 + _MOST_RESTARTS):
-        left = (~converged).nonzero().squeeze(-1)
-        if len(left) == 0 or iterations >= max_iterations:
-            break
-        before = state.at(left)
-        part = None if variances is None else variances.at(left)
-        x, steps = _iterate(
-            product,
-            precondition,
-            unit[:, left],
-            before,
-            goal[left],
-            part,
-            max_iterations - iterations,
-        )
-        iterations += len(steps.sizes)
-        residual = unit[:, left] - product(x)
-        after = _State(x, residual, precondition(residual))
-        if first is None:
-            first = Steps(*(_spread(t, left, len(norm)) for t in (steps.sizes, steps.ratios)))
-            # energy rises with every iteration, also where residuals do; rounding hides it at last
-            better = after.energy(unit[:, left]) > before.energy(unit[:, left])
-            better |= after.bound < before.bound
-        else:  # a later pass that hardly helps is at what rounding allows
-            better = after.bound < 0.25 * before.bound
-        if not bool(better.any()):
-            break
-        state = state.replaced(left[better], after.at(better))
-        converged = state.converged(unit, goal, variances)
-    relative = torch.linalg.vector_norm(state.residual, dim=0)
-    found = Solve(
-        state.x * norm,
-        state.residual * norm,
-        relative,
-        state.bound * norm.square(),
-        converged,
-        iterations,
-    )
-    if first is None:
-        first = Steps(norm.new_zeros(0, len(norm)), norm.new_zeros(0, len(norm)))
-    return found, first
 
 
 def _iterate(

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lingp.inference.iterative.krylov import BlockProduct, Steps, solve_recorded
+from lingp.inference.iterative.krylov import BlockProduct, Solve, Steps, solve
 
 _NODE = 0.5  # of Radau's rule: below the spectrum of M, far enough to be well conditioned
 
@@ -32,30 +32,25 @@ class LogDeterminantEstimate:
     Attributes
     ----------
     mean
-        Of the probes, float.
+        The mean of the probes, float.
     standard_error
-        Of the mean over probes, float.
+        The standard error of the mean over probes, float.
     truncation
-        How far the mean can be off for these probes because Lanczos stopped early, float.
-    solved, preconditioned
-        B⁻¹ b and P⁻¹ b of the probes b, (n x S).
+        The most that the mean is off for these probes because Lanczos stopped early, float.
+    solution
+        B⁻¹ b of the probes b.
+    preconditioned
+        P⁻¹ b, (n x S).
     weights
         n / (bᵀ P⁻¹ b), (S,): tr(B⁻¹ dB) = E[ w (B⁻¹ b)ᵀ dB (P⁻¹ b) ].
-    relative, converged
-        Relative residuals of `solved`, and whether they meet the tolerance, (S,).
-    iterations
-        Products of the iteration.
     """
 
     mean: float
     standard_error: float
     truncation: float
-    solved: Tensor
+    solution: Solve
     preconditioned: Tensor
     weights: Tensor
-    relative: Tensor
-    converged: Tensor
-    iterations: int
 
 
 def stochastic_log_determinant(
@@ -80,33 +75,29 @@ def stochastic_log_determinant(
     probes
         Draws b from N(0, P), (n x S), S at least 2.
     tolerance
-        On the relative residual of B⁻¹ b; the quadrature's own error is about its square.
+        The bound on the relative residual of B⁻¹ b; the quadrature's own error is about its square.
     max_iterations
-        Most products.
+        The most products.
 
     Raises
     ------
     ValueError
-        For fewer than two probes, which leave no standard error.
+        If there are fewer than two probes, which leave no standard error.
     """
     num_rows, num_probes = probes.shape
     if num_probes < 2:
         raise ValueError(f"probes: a standard error takes at least 2 of them, got {num_probes}")
     preconditioned = precondition(probes)
-    squares = (probes * preconditioned).sum(0)
-    found, steps = solve_recorded(product, probes, precondition, tolerance, max_iterations)
-    above, below = quadrature(steps)
+    found = solve(product, probes, precondition, tolerance=tolerance, max_iterations=max_iterations)
+    above, below = quadrature(found.steps)
     values = num_rows * 0.5 * (above + below)
     return LogDeterminantEstimate(
         mean=float(values.mean()),
         standard_error=float(values.std()) / math.sqrt(num_probes),
         truncation=float(0.5 * num_rows * (above - below).mean().abs()),
-        solved=found.x,
+        solution=found,
         preconditioned=preconditioned,
-        weights=num_rows / squares,
-        relative=found.relative,
-        converged=found.converged,
-        iterations=found.iterations,
+        weights=num_rows / (probes * preconditioned).sum(0),
     )
 
 

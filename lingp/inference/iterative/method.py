@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 
@@ -18,7 +18,7 @@ from lingp.inference.protocol import (
     stored_as,
 )
 from lingp.inference.sparse import BoundSparse, Sparse
-from lingp.inference.sparse.candidates import Rule
+from lingp.inference.sparse.selection import Rule
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.priors import Prior
@@ -43,17 +43,17 @@ class Iterative(Options):
         none. More of them take fewer iterations, N·C·m memory and N·C·m² work each time curvature
         changes.
     select
-        How they are chosen, see `Sparse`.
+        The rule by which they are chosen, see `Sparse`.
     tolerance
-        On relative residuals, and on the mean's distance from the exact one in posterior standard
-        deviations.
+        The bound on relative residuals, and on the mean's distance from the exact one in posterior
+        standard deviations.
     variance_tolerance
-        On certified errors of variances, as shares of them; by default `tolerance`. Where data
-        leave little of the prior's variance, a small share is the costliest thing asked for.
+        The bound on certified errors of variances, as shares of them; by default `tolerance`. Where
+        data leave little of the prior's variance, a small share is the costliest thing asked for.
     max_iterations
-        Most products per right-hand side; past it a `ConvergenceWarning` tells what is missing.
+        The most products per right-hand side; past it a `ConvergenceWarning` tells what is missing.
     num_probes
-        Of the evidence; its standard error falls with their square root.
+        The number of probes of the evidence, whose standard error falls with its square root.
     generator
         Source of randomness of inducing points and probes; by default one with the same seed each
         time. Probes are drawn once, so that the evidence is a smooth function of hyperparameters.
@@ -69,7 +69,7 @@ class Iterative(Options):
     Raises
     ------
     ValueError
-        For numbers out of range.
+        If a number is out of range.
     """
 
     num_inducing: int | None = None
@@ -115,31 +115,29 @@ class Iterative(Options):
 
 
 @stored_as("iterative")
+@dataclass(eq=False, repr=False)
 class BoundIterative(InferenceMethod):
     """Iterative inference with its preconditioner, products and probes.
 
-    Parameters
+    Attributes
     ----------
     options
-        What the user asked for.
+        The options that the user gave.
     sparse
         Makes the sparse posterior that preconditions; None for none.
     product
-        With the kernel at the training data.
+        Products with the kernel at the training data.
     seed
-        Of the probes.
+        The seed of the probes.
     """
 
-    title = "iterative"
+    title: ClassVar[str] = "iterative"
     predicts_with_data = True
 
-    def __init__(
-        self, options: Iterative, sparse: BoundSparse | None, product: KernelProduct, seed: int
-    ) -> None:
-        self.options = options
-        self.sparse = sparse
-        self.product = product
-        self.seed = seed
+    options: Iterative
+    sparse: BoundSparse | None
+    product: KernelProduct
+    seed: int
 
     @property
     def solver(self) -> Solver:

@@ -15,7 +15,8 @@ tr B⁻¹ dB is that of log det A and what the same probes find of the rest (Wen
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -63,12 +64,7 @@ class Certificate:
 
     def worse(self, other: Certificate) -> Certificate:
         """The worse of the two in every respect."""
-        return Certificate(
-            max(self.iterations, other.iterations),
-            max(self.residual, other.residual),
-            max(self.bound, other.bound),
-            max(self.share, other.share),
-        )
+        return Certificate(*map(max, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)
@@ -78,13 +74,13 @@ class Solver:
     Attributes
     ----------
     product
-        With the kernel at the training data.
+        Products with the kernel at the training data.
     sparse
         Makes the sparse posterior that preconditions; None for none.
     tolerance, variance_tolerance, max_iterations, num_probes
-        As `Iterative` has them.
+        The options of `Iterative`.
     seed
-        Of the probes.
+        The seed of the probes.
     """
 
     product: KernelProduct
@@ -113,7 +109,7 @@ class IterativePosterior(Posterior):
     Parameters
     ----------
     training, prior, root
-        As every posterior has them.
+        The model, as for every posterior.
     solver
         Tolerance, preconditioner and products.
     sparse
@@ -122,7 +118,7 @@ class IterativePosterior(Posterior):
     Attributes
     ----------
     certificate
-        Of all solutions so far.
+        The certificate of all solutions so far.
     """
 
     takes_all_ranks = True
@@ -140,31 +136,25 @@ class IterativePosterior(Posterior):
         self._solver = solver
         self._detached_root, self._detached_variances = root.detach(), self.variances.detach()
         self._sparse = sparse
-        self._estimate: LogDeterminantEstimate | None = None
 
     @property
     def preconditioner(self) -> SparsePosterior | None:
         """The sparse posterior of the same curvature, without a graph; None if there is none."""
-        if self._sparse is None and self._solver.sparse is not None:
-            values = PriorValues(self._detached_variances, self.isotropic, self.groups)
+        if self._sparse is None:
             with torch.no_grad():
-                self._sparse = self._solver.sparse(
-                    self.training, cast(Prior, values), self._detached_root
-                )
+                self._sparse = self._make_sparse(self._detached_variances, self._detached_root)
         return self._sparse
 
     def log_determinant(self) -> Tensor:
-        estimate = self._log_determinant_estimate()
+        estimate = self._estimate
         if torch.is_grad_enabled() and self._has_graph():
             known, rest = self._differentiable_log_determinant(estimate)
             return known + estimate.mean + (rest - rest.detach())
-        sparse = self.preconditioner
-        known = self.variances.new_zeros(()) if sparse is None else sparse.log_determinant()
-        return known + estimate.mean
+        return self._known_log_determinant(self.preconditioner) + estimate.mean
 
     def log_determinant_error(self) -> float:
         """Standard error over probes, and what Lanczos may have left unresolved."""
-        estimate = self._log_determinant_estimate()
+        estimate = self._estimate
         return estimate.standard_error + estimate.truncation
 
     def solve(self, z: Tensor) -> Tensor:
@@ -200,7 +190,7 @@ class IterativePosterior(Posterior):
 
     @torch.no_grad()
     def training_covariance(self) -> Tensor:
-        """That of the sparse preconditioner: the exact one would take N·C solves."""
+        """The covariance of the sparse preconditioner: the exact one would take N·C solves."""
         sparse = self.preconditioner
         if sparse is not None:
             return sparse.training_covariance()
@@ -285,7 +275,7 @@ class IterativePosterior(Posterior):
     ) -> Solve:
         """B⁻¹ Y, (N·K x S), without a graph."""
         self._expect(right.shape[1])
-        found = solve(
+        return solve(
             self._product,
             right,
             self._precondition,
@@ -293,8 +283,6 @@ class IterativePosterior(Posterior):
             max_iterations=self._solver.max_iterations,
             variances=variances,
         )
-        self._note(Certificate(found.iterations, float(found.relative.max())))
-        return found
 
     def _inverse(
         self, right: Tensor, tolerance: float | Tensor, variances: Variances | None = None
@@ -303,7 +291,7 @@ class IterativePosterior(Posterior):
 
         def solved(right: Tensor, variances: Variances | None = None) -> Tensor:
             found = self._run(right, tolerance, variances)
-            self._warn(found.converged, found.relative, found.iterations)
+            self._report(found)
             return found.x
 
         x = solved(right.detach(), variances)
@@ -334,38 +322,32 @@ class IterativePosterior(Posterior):
         least = torch.finfo(own.dtype).eps * own.clamp(min=torch.finfo(own.dtype).tiny)
         bound = float(found.bound.max())
         share = float((found.bound / torch.maximum(variance, least)).max())
-        self._note(Certificate(bound=bound, share=share))
-        self._warn(
-            found.converged,
-            found.relative,
-            found.iterations,
+        self.certificate = self.certificate.worse(Certificate(bound=bound, share=share))
+        self._report(
+            found,
             f", and variances may be up to {bound:.1e} too large, {share:.1e} of themselves (never "
             "too small)",
         )
         return k, found.x, found.residual + (k - k.detach())
 
-    @torch.no_grad()
-    def _log_determinant_estimate(self) -> LogDeterminantEstimate:
-        if self._estimate is None:
+    @cached_property
+    def _estimate(self) -> LogDeterminantEstimate:
+        with torch.no_grad():
             probes, solver = self._probes(), self._solver
             self._expect(probes.shape[1])
-            found = stochastic_log_determinant(
+            estimate = stochastic_log_determinant(
                 self._product,
                 self._precondition,
                 probes,
                 tolerance=solver.tolerance,
                 max_iterations=solver.max_iterations,
             )
-            self._note(Certificate(found.iterations, float(found.relative.max())))
-            self._warn(
-                found.converged,
-                found.relative,
-                found.iterations,
-                f", and log det(I + Φ Φᵀ) is off by up to {found.truncation:.1e} besides its "
-                f"standard error {found.standard_error:.1e}",
-            )
-            self._estimate = found
-        return self._estimate
+        self._report(
+            estimate.solution,
+            f", and log det(I + Φ Φᵀ) is off by up to {estimate.truncation:.1e} besides its "
+            f"standard error {estimate.standard_error:.1e}",
+        )
+        return estimate
 
     def _probes(self) -> Tensor:
         """Draws from N(0, P), (N·K x S): the same normal variates each time."""
@@ -388,28 +370,33 @@ class IterativePosterior(Posterior):
 
         tr(B⁻¹ dB) - tr(P⁻¹ dP) = E w [(B⁻¹ b)ᵀ dB (P⁻¹ b) - (P⁻¹ b)ᵀ dP (P⁻¹ b)]
         """
-        x, y = self._rows(estimate.solved), self._rows(estimate.preconditioned)
+        x, y = self._rows(estimate.solution.x), self._rows(estimate.preconditioned)
         terms = (self.whitened_t_product(x) * self.whitened_t_product(y)).sum(0)  # (S,)
-        known = self.variances.new_zeros(())
-        if self._solver.sparse is not None:
-            values = cast(Prior, PriorValues(self.variances, self.isotropic, self.groups))
-            sparse = self._solver.sparse(self.training, values, self.root)
-            known = sparse.log_determinant()
+        sparse = self._make_sparse(self.variances, self.root)
+        if sparse is not None:
             terms = terms - sparse.whitened_t_product(y).square().sum(0)
-        return known, (estimate.weights * terms).mean()
+        return self._known_log_determinant(sparse), (estimate.weights * terms).mean()
+
+    def _known_log_determinant(self, sparse: SparsePosterior | None) -> Tensor:
+        """log det A."""
+        return self.variances.new_zeros(()) if sparse is None else sparse.log_determinant()
+
+    def _make_sparse(self, variances: Tensor, root: CurvatureRoot) -> SparsePosterior | None:
+        if self._solver.sparse is None:
+            return None
+        values = cast(Prior, PriorValues(variances, self.isotropic, self.groups))
+        return self._solver.sparse(self.training, values, root)
 
     def _expect(self, num_columns: int) -> None:
         self._solver.product.expect(
             _LIKELY_ITERATIONS * num_columns, self._detached_variances, self.isotropic
         )
 
-    def _note(self, certificate: Certificate) -> None:
+    def _report(self, found: Solve, consequence: str = "") -> None:
+        """Note how good the solutions are; say with the numbers what missed the tolerance."""
+        certificate = Certificate(found.iterations, float(found.relative.max()))
         self.certificate = self.certificate.worse(certificate)
-
-    def _warn(
-        self, converged: Tensor, relative: Tensor, iterations: int, consequence: str = ""
-    ) -> None:
-        """Say what missed the tolerance, with the numbers."""
+        converged, relative, iterations = found.converged, found.relative, found.iterations
         if bool(converged.all()):
             return
         solver = self._solver

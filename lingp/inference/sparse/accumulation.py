@@ -80,8 +80,5 @@ def _same(a: CurvatureRoot, b: CurvatureRoot) -> bool:
     return (
         type(a) is type(b)
         and a.num_data == b.num_data
-        and all(
-            s.shape == t.shape and torch.equal(s, t)
-            for s, t in zip(a.tensors(), b.tensors(), strict=True)
-        )
+        and all(map(torch.equal, a.tensors(), b.tensors()))
     )

@@ -8,12 +8,9 @@ over the data each time; blocks are kept from the second pass on, if memory allo
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 
 import torch
-from linear_operator.utils.cholesky import psd_safe_cholesky
-from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from lingp.inference.origin import Origin
@@ -22,6 +19,7 @@ from lingp.inference.sparse.inducing import InducingPoints
 from lingp.inference.sparse.streamed_products import streamed_matmul, streamed_t_matmul
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot, UniformRoot
+from lingp.linalg.psd import lower_root
 from lingp.linalg.streaming import streamed_gram
 from lingp.linearization import Factors
 from lingp.operators import diagonal_blocks
@@ -43,7 +41,7 @@ class Basis:
     keep_bytes
         Memory that blocks of Ψ may take to be kept.
     groups
-        Which weights have the same variance, as `lingp.operators.gram` takes it.
+        The groups of weights of the same variance, as `lingp.operators.gram` takes them.
     """
 
     def __init__(
@@ -59,9 +57,10 @@ class Basis:
         self.variances = variances
         self.keep_bytes = keep_bytes
         self.groups = groups
-        self.factor = _factor(points.kernel(variances, groups))  # L
+        # points that say the same make K(Z, Z) singular; whatever is added to it,
+        # K(x, Z) (K(Z, Z) + ε I)⁻¹ K(Z, x) stays below K(x, x), as it should
+        self.factor = lower_root(points.kernel(variances, groups))  # L
         self._kept: list[tuple[slice, Tensor]] | None = None
-        self._num_passes = 0
         self._diagonal: Tensor | None = None
         self._sums = Accumulation(self._sum_over)
 
@@ -75,7 +74,8 @@ class Basis:
     def rank(self) -> int:
         """Dimension of the span of the inducing points, copies left out."""
         pivots = self.factor.detach().diagonal().square()
-        return int((pivots > 100 * torch.finfo(pivots.dtype).eps * pivots.sum()).sum())
+        rounding = len(pivots) * torch.finfo(pivots.dtype).eps * pivots.max()
+        return int((pivots > 10 * rounding).sum())
 
     def detach(self) -> Basis:
         """The same without a graph."""
@@ -86,8 +86,7 @@ class Basis:
 
     def block(self, factors: Factors) -> Tensor:
         """Ψ at any inputs, (n x C x m)."""
-        flat = self._rows_at(factors, self.variances, self.factor)
-        return flat.unflatten(0, (factors.num_data, factors.num_outputs))
+        return self._block(factors, self.variances, self.factor)
 
     def gram(self, root: CurvatureRoot) -> Tensor:
         """Ψᵀ Λ Ψ, (m x m), differentiable in R."""
@@ -139,12 +138,8 @@ class Basis:
         self, root: CurvatureRoot, variances: Tensor, factor: Tensor
     ) -> Iterator[Tensor]:
         """Blocks of rows of Rᵀ Ψ, as a function of what they depend on."""
-        start = 0
-        for block in self._rows(variances, factor):
-            stop = start + len(block) // root.num_outputs
-            part = block.unflatten(0, (stop - start, root.num_outputs))
-            yield root.rows(slice(start, stop)).t_apply(part).flatten(0, 1)
-            start = stop
+        for rows, block in self._blocks(variances, factor):
+            yield root.rows(rows).t_apply(block).flatten(0, 1)
 
     def pieces(self) -> Iterator[tuple[slice, Tensor]]:
         """Ψ at some rows after the other, (n x C x m), without a graph."""
@@ -153,19 +148,19 @@ class Basis:
             return
         training = self.training
         size = training.outputs.numel() * self.points.num_points * training.outputs.element_size()
-        keeping = self._num_passes > 0 and size <= self.keep_bytes
+        first = self._diagonal is None
+        keeping = not first and size <= self.keep_bytes
         kept: list[tuple[slice, Tensor]] = []
         diagonals: list[Tensor] = []
         for rows, factors in self._progress(training):
             with torch.no_grad():
                 block = self.block(factors)
-                if self._diagonal is None:
+                if first:
                     diagonals.append(diagonal_blocks(factors, self.variances))
             if keeping:
                 kept.append((rows, block))
             yield rows, block
-        self._num_passes += 1
-        if self._diagonal is None:
+        if first:
             self._diagonal = torch.cat(diagonals)
         if keeping:
             self._kept = kept
@@ -190,27 +185,27 @@ class Basis:
         """Ψᵀ Λ Ψ over these data of this process, which need not be the training data."""
 
         def rows() -> Iterator[Tensor]:
-            if training is self.training:
-                for here, block in self.pieces():
-                    yield root.rows(here).t_apply(block).flatten(0, 1)
-            else:
-                for here, factors in self._progress(training):
-                    yield root.rows(here).t_apply(self.block(factors)).flatten(0, 1)
+            others = ((here, self.block(factors)) for here, factors in self._progress(training))
+            for here, block in self.pieces() if training is self.training else others:
+                yield root.rows(here).t_apply(block).flatten(0, 1)
 
         return streamed_gram(rows, self._zeros())
 
     def _rows(self, variances: Tensor, factor: Tensor) -> Iterator[Tensor]:
-        """Ψ at some rows after the other, (n·C x m), as a function of what it depends on."""
-        if not _needs_grad(variances, factor):
-            for _, block in self.pieces():
-                yield block.flatten(0, 1)
-        else:
-            for _, factors in self._progress(self.training):
-                yield self._rows_at(factors, variances, factor)
+        """Blocks of rows of Ψ, (n·C x m), as a function of what they depend on."""
+        return (block.flatten(0, 1) for _, block in self._blocks(variances, factor))
 
-    def _rows_at(self, factors: Factors, variances: Tensor, factor: Tensor) -> Tensor:
+    def _blocks(self, variances: Tensor, factor: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Ψ at some rows after the other, (n x C x m), as a function of what it depends on."""
+        if not _needs_grad(variances, factor):
+            return self.pieces()
+        pieces = self._progress(self.training)
+        return ((rows, self._block(factors, variances, factor)) for rows, factors in pieces)
+
+    def _block(self, factors: Factors, variances: Tensor, factor: Tensor) -> Tensor:
         cross = self.points.cross(factors, variances, self.groups)  # (n·C, m)
-        return torch.linalg.solve_triangular(factor, cross.mT, upper=False).mT
+        flat = torch.linalg.solve_triangular(factor, cross.mT, upper=False).mT
+        return flat.unflatten(0, (factors.num_data, factors.num_outputs))
 
     def _progress(self, training: TrainingSet) -> Iterator[tuple[slice, Factors]]:
         pieces = training.pieces(self._rows_per_piece())
@@ -237,15 +232,3 @@ def _traces(root: CurvatureRoot, blocks: Tensor) -> Tensor:
 
 def _needs_grad(*tensors: Tensor) -> bool:
     return any(t.requires_grad for t in tensors)
-
-
-def _factor(kernel: Tensor) -> Tensor:
-    """L. Points that say the same make K(Z, Z) singular: what rounding leaves open is added to it.
-
-    Whatever is added, K(x, Z) (K(Z, Z) + ε I)⁻¹ K(Z, x) stays below K(x, x), as it should.
-    """
-    rounding = torch.finfo(kernel.dtype).eps * float(kernel.detach().diagonal().sum())
-    identity = torch.eye(len(kernel), dtype=kernel.dtype, device=kernel.device)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NumericalWarning)
-        return psd_safe_cholesky(kernel + rounding * identity, jitter=10 * rounding, max_tries=5)

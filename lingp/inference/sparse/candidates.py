@@ -12,16 +12,14 @@ import torch
 from torch import Tensor
 
 from lingp.inference.convergence import ConvergenceWarning
-from lingp.inference.sparse import selection
 from lingp.inference.sparse.inducing import InducingPoints
-from lingp.inference.sparse.selection import Selection
+from lingp.inference.sparse.selection import Rule, choose_candidates, random_order
 from lingp.inference.training_set import TrainingSet
 from lingp.linearization import Factors
 from lingp.operators import gram
 from lingp.runtime.memory import format_bytes
 from lingp.runtime.plain import storable
 
-Rule = Literal["greedy", "kmeans++", "random"]
 Points = Literal["inputs", "pairs"]
 
 _DEFAULT_ROWS = 1000  # inducing points, if nothing is said
@@ -71,6 +69,7 @@ class InducingChoice:
         return f"{line}, which leaves {float(self.residual[-1]):.1e} of their prior variance"
 
 
+@torch.no_grad()
 def choose_inducing(
     training: TrainingSet,
     variances: Tensor,
@@ -141,17 +140,19 @@ def choose_inducing(
         number = _default_number(len(rows), outputs, block, most)
 
     if select == "random" and tolerance is None:
-        order = selection.random_order(len(rows) * outputs // block, generator)
+        order = random_order(len(rows) * outputs // block, generator)
         chosen, residual, size = order[:number].sort().values.to(rows.device), None, len(rows)
         places, columns = _split(chosen, outputs, block)
-        factors = _factors_at(training, rows[places])
+        factors = training.factors_at(rows[places])
     else:
         size = _num_candidates(len(rows), outputs, block, number, most, num_candidates, memory)
         rows = rows[spread(len(rows), size, generator).to(rows.device)]
-        candidates = _factors_at(training, rows)
+        candidates = training.factors_at(rows)
         kernel = _kernel(candidates, variances)
         limit = min(number or len(kernel), len(kernel) // block)
-        found = _select(select, kernel, block, limit, tolerance, generator)
+        found = choose_candidates(
+            select, kernel, block, limit, tolerance=tolerance, generator=generator
+        )
         chosen, residual = found.chosen, found.residual
         places, columns = _split(chosen, outputs, block)
         factors = candidates.rows(places)
@@ -163,20 +164,6 @@ def choose_inducing(
     return InducingPoints(factors, columns), choice
 
 
-def _select(
-    select: Rule,
-    kernel: Tensor,
-    block: int,
-    limit: int,
-    tolerance: float | None,
-    generator: torch.Generator | None,
-) -> Selection:
-    if select == "greedy":
-        return selection.greedy(kernel, block, limit, tolerance=tolerance)
-    rule = selection.kmeans_plus_plus if select == "kmeans++" else selection.random
-    return rule(kernel, block, limit, tolerance=tolerance, generator=generator)
-
-
 def rows_that_count(training: TrainingSet) -> Tensor:
     """Numbers of the rows that have a weight other than zero."""
     if training.weights is None:
@@ -184,12 +171,6 @@ def rows_that_count(training: TrainingSet) -> Tensor:
     return training.weights.nonzero().squeeze(-1)
 
 
-@torch.no_grad()
-def _factors_at(training: TrainingSet, rows: Tensor) -> Factors:
-    return training.factors_at(rows)
-
-
-@torch.no_grad()
 def _kernel(candidates: Factors, variances: Tensor) -> Tensor:
     """The candidates' kernel, checked to be one that can be chosen from."""
     kernel = gram(candidates, variances=variances)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, get_args
 
 import torch
@@ -10,11 +10,12 @@ import torch
 from lingp.inference.origin import Origin
 from lingp.inference.protocol import InferenceMethod, Options, stored_as
 from lingp.inference.sparse.basis import Basis
-from lingp.inference.sparse.candidates import InducingChoice, Points, Rule, choose_inducing
+from lingp.inference.sparse.candidates import InducingChoice, Points, choose_inducing
 from lingp.inference.sparse.inducing import InducingPoints, points_at
 from lingp.inference.sparse.pooling import choose_from_all
 from lingp.inference.sparse.posterior import Complement, SparsePosterior
 from lingp.inference.sparse.projection import Projection, relative_variances
+from lingp.inference.sparse.selection import Rule
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.linearization.inputs import Inputs, input_tensors
@@ -24,6 +25,7 @@ from lingp.runtime.shards import fingerprint
 from lingp.runtime.value_cache import ValueCache
 
 _KEPT_SHARE = 0.25  # of memory, for features of the training data
+_IN_FILE = ("points", "keep_bytes", "choice", "complement")
 
 
 @storable
@@ -100,51 +102,44 @@ class Sparse(Options):
         if generator is None:  # results repeat, and torch's global one is left alone
             generator = torch.Generator().manual_seed(0)
         choose = choose_inducing if training.shards.alone else choose_from_all
-        with torch.no_grad():
-            points, choice = choose(
-                training,
-                prior.variances().to(training.outputs),
-                num_inducing=self.num_inducing,
-                select=self.select,
-                points=self.points,
-                tolerance=self.tolerance,
-                num_candidates=self.num_candidates,
-                generator=generator,
-                memory=memory,
-            )
+        points, choice = choose(
+            training,
+            prior.variances().detach().to(training.outputs),
+            num_inducing=self.num_inducing,
+            select=self.select,
+            points=self.points,
+            tolerance=self.tolerance,
+            num_candidates=self.num_candidates,
+            generator=generator,
+            memory=memory,
+        )
         return BoundSparse(points, _KEPT_SHARE * memory, choice, self.complement)
 
 
 @stored_as("sparse")
+@dataclass(eq=False, repr=False)
 class BoundSparse(InferenceMethod):
     """Sparse inference with inducing points that are chosen.
 
-    Parameters
+    Attributes
     ----------
     points
         Z.
     keep_bytes
         Memory that features of the training data may take.
     choice
-        How they were chosen; None if they were given.
+        The way they were chosen; None if they were given.
     complement
         See `Sparse`.
     """
 
-    title = "sparse"
+    title: ClassVar[str] = "sparse"
 
-    def __init__(
-        self,
-        points: InducingPoints,
-        keep_bytes: float,
-        choice: InducingChoice | None = None,
-        complement: Complement = "fitted",
-    ) -> None:
-        self.complement = complement
-        self.points = points
-        self.keep_bytes = keep_bytes
-        self.choice = choice
-        self._basis: ValueCache[Basis] = ValueCache()
+    points: InducingPoints
+    keep_bytes: float
+    choice: InducingChoice | None = None
+    complement: Complement = "fitted"
+    _basis: ValueCache[Basis] = field(default_factory=ValueCache, init=False)
 
     def __call__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> SparsePosterior:
         features = self.features(training, prior)
@@ -155,21 +150,11 @@ class BoundSparse(InferenceMethod):
         return f", except for the layers' values at {self.points.num_inputs} inducing inputs{where}"
 
     def to_plain(self) -> dict[str, Any]:
-        return {
-            "points": to_plain(self.points),
-            "choice": to_plain(self.choice),
-            "complement": self.complement,
-            "keep_bytes": self.keep_bytes,
-        }
+        return {name: to_plain(getattr(self, name)) for name in _IN_FILE}
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any], training: TrainingSet) -> BoundSparse:
-        return cls(
-            from_plain(plain["points"]),
-            plain["keep_bytes"],
-            from_plain(plain["choice"]),
-            plain["complement"],
-        )
+        return cls(**{name: from_plain(plain[name]) for name in _IN_FILE})
 
     def restored(
         self, state: dict[str, Any], training: TrainingSet, prior: Prior, root: CurvatureRoot
@@ -198,7 +183,7 @@ class BoundSparse(InferenceMethod):
 
     def carried_over(self, training: TrainingSet, origin: Origin) -> BoundSparse:
         """The same inducing points for a changed training set; sums over kept rows go along."""
-        moved = BoundSparse(self.points, self.keep_bytes, self.choice, self.complement)
+        moved = replace(self)
         basis = self._basis.kept
         if basis is not None:
             moved._basis.get(

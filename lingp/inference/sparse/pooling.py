@@ -26,6 +26,7 @@ from lingp.inference.training_set import TrainingSet
 from lingp.linearization.inputs import Inputs, map_inputs
 
 
+@torch.no_grad()
 def choose_from_all(
     training: TrainingSet,
     variances: Tensor,
@@ -43,12 +44,12 @@ def choose_from_all(
     training
         The training data of this rank.
     variances, num_inducing, points, options
-        As `choose_inducing` takes them.
+        The same as for `choose_inducing`.
     num_candidates
-        Of all ranks together. By default as `choose_inducing` has it; "random" too chooses among
-        so many.
+        The number of all ranks together, by default that of `choose_inducing`; "random" too chooses
+        among so many.
     generator
-        That of rank 0 counts.
+        The source of randomness, of which that of rank 0 counts.
 
     Returns
     -------
@@ -80,8 +81,7 @@ def choose_from_all(
     chosen = shards.first(shards.attempt(choose))
     assert chosen is not None
     choice, columns = chosen
-    with torch.no_grad():
-        factors = pool.factors_at(choice.rows)
+    factors = pool.factors_at(choice.rows)
     choice = dataclasses.replace(choice, rows=numbers[choice.rows], num_data=shards.num_rows)
     return InducingPoints(factors, columns), choice
 

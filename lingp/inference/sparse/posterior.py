@@ -63,11 +63,11 @@ class SparsePosterior(FactorizedPosterior):
     Parameters
     ----------
     training, prior, root
-        As every posterior has them.
+        The model, as for every posterior.
     features
         Ψ at the training data.
     complement
-        What s is.
+        The rule for s, see above.
     """
 
     features: Projection
@@ -85,9 +85,8 @@ class SparsePosterior(FactorizedPosterior):
         self.features = features
         basis, amplitude = features.basis, features.amplitude
         self._gram = amplitude.square() * basis.gram(root)
-        squared = self._gram + torch.eye(
-            len(self._gram), dtype=self._gram.dtype, device=self._gram.device
-        )
+        squared = self._gram.clone()
+        squared.diagonal().add_(1)
         self.factorization = factorize(
             squared,
             self._whitened_rows,
@@ -109,7 +108,7 @@ class SparsePosterior(FactorizedPosterior):
         total = features.amplitude.square() * features.basis.trace(self.root)
         return total - self._gram.diagonal().sum()
 
-    def left_out(self) -> Tensor:
+    def bound_gap(self) -> Tensor:
         trace = self.trace_term()
         if self.complement == "prior":
             return trace
@@ -168,7 +167,7 @@ class SparsePosterior(FactorizedPosterior):
             return 1 / (1 + self.trace_term().clamp(min=0) / self._freedom)
 
     @torch.no_grad()
-    def explaining(self, residual: Tensor) -> SparsePosterior:
+    def widened_by(self, residual: Tensor) -> SparsePosterior:
         if self.complement == "prior":
             return self
         fitted = self.complement_variance

@@ -47,16 +47,11 @@ class Projection(Features):
         return self.amplitude * self.basis.t_matmul(u)
 
     def weights(self, e: Tensor) -> Tensor:
-        scale = self._scale()
-        inner = torch.linalg.solve_triangular(self.basis.factor.mT, e, upper=True)
-        moved = scale.unsqueeze(-1) * self.basis.points.apply_t(inner, scale)
-        return self.amplitude * moved
+        return self.amplitude * self._scale().unsqueeze(-1) * self.whitened(e)
 
     def coordinates(self, deviation: Tensor) -> Tensor:
-        scale = self._scale()
-        rows = self.basis.points.apply((deviation / scale).unsqueeze(-1), scale)  # J_Z (θ - μ0)
-        inner = torch.linalg.solve_triangular(self.basis.factor, rows, upper=False)
-        return inner.squeeze(-1) / self.amplitude
+        whitened = (deviation / self._scale()).unsqueeze(-1)
+        return self.t_whitened(whitened).squeeze(-1) / self.amplitude
 
     def whitened(self, e: Tensor) -> Tensor:
         """Q u: coordinates (m x S) as whitened weights (P x S)."""

@@ -23,16 +23,19 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+Rule = Literal["greedy", "kmeans++", "random"]
 
 ROUNDING = 64
 """Variance below so many eps of a candidate's own prior variance is taken for rounding."""
 
 
 @dataclass(frozen=True)
-class Selection:
+class ChosenCandidates:
     """The chosen candidates and what they leave.
 
     Attributes
@@ -63,7 +66,7 @@ class ConditionalVariance:
     block
         C.
     max_points
-        How many candidates will be conditioned on at most.
+        The most candidates that will be conditioned on.
 
     Attributes
     ----------
@@ -106,13 +109,22 @@ class ConditionalVariance:
 
 
 @torch.no_grad()
-def greedy(
-    kernel: Tensor, block: int, max_points: int, *, tolerance: float | None = None
-) -> Selection:
-    """Always the candidate of largest residual trace.
+def choose_candidates(
+    rule: Rule,
+    kernel: Tensor,
+    block: int,
+    max_points: int,
+    *,
+    tolerance: float | None = None,
+    generator: torch.Generator | None = None,
+    num_trials: int | None = None,
+) -> ChosenCandidates:
+    """Candidates by one of the rules.
 
     Parameters
     ----------
+    rule
+        Its name.
     kernel
         (n·C x n·C), data-major.
     block
@@ -121,70 +133,45 @@ def greedy(
         M at most; fewer are chosen where only rounding would be left.
     tolerance
         Stop at the first M whose residual trace is at most this share of the whole.
+    generator
+        Source of randomness; torch's global one by default.
+    num_trials
+        Draws of "kmeans++" for every point after the first, of which the one that leaves the
+        smallest sum of squared distances is kept; 2 + log M by default, as in scikit-learn.
 
     Raises
     ------
     ValueError
         If `max_points` isn't from 1 to n.
     """
-    _check_count(kernel, block, max_points)
-    variance = ConditionalVariance(kernel, block, max_points)
+    count = len(kernel) // block
+    if not 1 <= max_points <= count:
+        raise ValueError(
+            f"max_points: got {max_points}; expected 1 to {count}, the number of candidates"
+        )
+    variance = None
+    if rule == "greedy" or tolerance is not None:
+        variance = ConditionalVariance(kernel, block, max_points)
+    if rule == "greedy":
+        assert variance is not None
+        order = _largest_left(variance)
+    elif rule == "kmeans++":
+        order = _spread_out(kernel, block, num_trials or 2 + int(math.log(max_points)), generator)
+    else:
+        order = iter(random_order(count, generator).tolist())
     chosen: list[int] = []
     residual: list[Tensor] = []
-    while len(chosen) < max_points:
-        value, place = variance.left.max(0)
-        if float(value) <= 0:
-            break
-        chosen.append(int(place))
-        variance.condition(chosen[-1])
-        residual.append(variance.residual())
-        if tolerance is not None and float(residual[-1]) <= tolerance:
-            break
-    return Selection(_as_index(chosen, kernel), _stacked(residual, kernel))
-
-
-@torch.no_grad()
-def kmeans_plus_plus(
-    kernel: Tensor,
-    block: int,
-    max_points: int,
-    *,
-    tolerance: float | None = None,
-    generator: torch.Generator | None = None,
-    num_trials: int | None = None,
-) -> Selection:
-    """k-means++ seeding in the kernel's metric.
-
-    Parameters
-    ----------
-    kernel, block, max_points, tolerance
-        As in `greedy`.
-    generator
-        Source of randomness; torch's global one by default.
-    num_trials
-        Draws for every point after the first, of which the one that leaves the smallest sum of
-        squared distances is kept; 2 + log M by default, as in scikit-learn.
-    """
-    _check_count(kernel, block, max_points)
-    if num_trials is None:
-        num_trials = 2 + int(math.log(max_points))
-    order = _spread_out(kernel, block, num_trials, generator)
-    return _in_order(order, kernel, block, max_points, tolerance)
-
-
-@torch.no_grad()
-def random(
-    kernel: Tensor,
-    block: int,
-    max_points: int,
-    *,
-    tolerance: float | None = None,
-    generator: torch.Generator | None = None,
-) -> Selection:
-    """Any candidates, each as likely as the others; arguments as in `kmeans_plus_plus`."""
-    _check_count(kernel, block, max_points)
-    order = random_order(len(kernel) // block, generator)
-    return _in_order(iter(order.tolist()), kernel, block, max_points, tolerance)
+    for candidate in islice(order, max_points):
+        chosen.append(candidate)
+        if variance is not None:
+            variance.condition(candidate)
+            residual.append(variance.residual())
+            if tolerance is not None and float(residual[-1]) <= tolerance:
+                break
+    index = torch.tensor(chosen, dtype=torch.long, device=kernel.device)
+    if variance is None:
+        return ChosenCandidates(index)
+    return ChosenCandidates(index, torch.stack(residual) if residual else kernel.new_empty(0))
 
 
 def random_order(count: int, generator: torch.Generator | None = None) -> Tensor:
@@ -193,30 +180,10 @@ def random_order(count: int, generator: torch.Generator | None = None) -> Tensor
     return torch.randperm(count, generator=generator, device=device)
 
 
-def _check_count(kernel: Tensor, block: int, max_points: int) -> None:
-    if not 1 <= max_points <= len(kernel) // block:
-        raise ValueError(
-            f"max_points: got {max_points}; expected 1 to {len(kernel) // block}, the number of "
-            "candidates"
-        )
-
-
-def _in_order(
-    order: Iterator[int], kernel: Tensor, block: int, max_points: int, tolerance: float | None
-) -> Selection:
-    """The first M of an order, until the tolerance is reached if there is one."""
-    if tolerance is None:
-        return Selection(_as_index(list(islice(order, max_points)), kernel))
-    variance = ConditionalVariance(kernel, block, max_points)
-    chosen: list[int] = []
-    residual: list[Tensor] = []
-    for candidate in islice(order, max_points):
-        chosen.append(candidate)
-        variance.condition(candidate)
-        residual.append(variance.residual())
-        if float(residual[-1]) <= tolerance:
-            break
-    return Selection(_as_index(chosen, kernel), _stacked(residual, kernel))
+def _largest_left(variance: ConditionalVariance) -> Iterator[int]:
+    """The candidate of largest residual trace next, given that each one is conditioned on."""
+    while bool(variance.left.any()):
+        yield int(variance.left.argmax())
 
 
 def _spread_out(
@@ -253,11 +220,3 @@ def _draw(weights: Tensor, count: int, generator: torch.Generator | None) -> Ten
     # strictly below the whole sum, and right of equal sums: nothing of weight 0 is drawn
     target = (uniform.to(sums.device) * sums[-1]).clamp_max(sums[-1] * (1 - 2**-52))
     return torch.searchsorted(sums, target, right=True)
-
-
-def _as_index(chosen: list[int], kernel: Tensor) -> Tensor:
-    return torch.tensor(chosen, dtype=torch.long, device=kernel.device)
-
-
-def _stacked(values: list[Tensor], kernel: Tensor) -> Tensor:
-    return torch.stack(values) if values else kernel.new_empty(0)

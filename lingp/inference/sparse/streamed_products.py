@@ -12,22 +12,24 @@ import torch
 from torch import Tensor
 
 from lingp.linalg.first_order import first_order
-from lingp.linalg.streaming import Blocks, pull_back
+from lingp.linalg.streaming import BlockStream, pull_back
 
 
-def streamed_matmul(blocks: Blocks, num_rows: int, right: Tensor, *inputs: Tensor) -> Tensor:
+def streamed_matmul(blocks: BlockStream, num_rows: int, right: Tensor, *inputs: Tensor) -> Tensor:
     """[M_i E]_i: (n x S) -> (num_rows x S), differentiable in E and `inputs`."""
     return _Matmul.apply(blocks, num_rows, right, *inputs)
 
 
-def streamed_t_matmul(blocks: Blocks, left: Tensor, *inputs: Tensor) -> Tensor:
+def streamed_t_matmul(blocks: BlockStream, left: Tensor, *inputs: Tensor) -> Tensor:
     """Σ_i M_iᵀ U_i: (rows x S) -> (n x S), differentiable in U and `inputs`."""
     return _TransposedMatmul.apply(blocks, left, *inputs)
 
 
 class _Matmul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, blocks: Blocks, num_rows: int, right: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, blocks: BlockStream, num_rows: int, right: Tensor, *inputs: Tensor
+    ) -> Tensor:
         ctx.blocks = blocks
         ctx.save_for_backward(right, *inputs)
         # in place: pieces kept between large temporaries would fragment the heap
@@ -39,19 +41,8 @@ class _Matmul(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        right = ctx.saved_tensors[0].detach()
-
         def compute() -> list[Tensor | None]:
-            by_right, start = torch.zeros_like(right), 0
-
-            def block_gradient(block: Tensor) -> Tensor:
-                nonlocal start
-                part = grad[start : start + len(block)]
-                start += len(block)
-                by_right.addmm_(block.mT, part)
-                return part @ right.mT
-
-            by_inputs = pull_back(ctx, block_gradient, skip=1)
+            _, by_right, by_inputs = _products(ctx, grad, ctx.saved_tensors[0].detach())
             return [by_right, *by_inputs]
 
         return (None, None, *first_order(compute, grad, *ctx.saved_tensors))
@@ -59,7 +50,7 @@ class _Matmul(torch.autograd.Function):
 
 class _TransposedMatmul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, blocks: Blocks, left: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, blocks: BlockStream, left: Tensor, *inputs: Tensor) -> Tensor:
         ctx.blocks = blocks
         ctx.save_for_backward(left, *inputs)
         total, start = None, 0
@@ -72,20 +63,25 @@ class _TransposedMatmul(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        left = ctx.saved_tensors[0].detach()
-
         def compute() -> list[Tensor | None]:
-            by_left: list[Tensor] = []
-            start = 0
-
-            def block_gradient(block: Tensor) -> Tensor:
-                nonlocal start
-                part = left[start : start + len(block)]
-                start += len(block)
-                by_left.append(block @ grad)
-                return part @ grad.mT
-
-            by_inputs = pull_back(ctx, block_gradient, skip=1)
-            return [torch.cat(by_left), *by_inputs]
+            by_left, _, by_inputs = _products(ctx, ctx.saved_tensors[0].detach(), grad)
+            return [by_left, *by_inputs]
 
         return (None, *first_order(compute, grad, *ctx.saved_tensors))
+
+
+def _products(ctx: Any, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+    """M E, Mᵀ U and the gradients of tr Uᵀ M E in the inputs, for U = left and E = right."""
+    products: list[Tensor] = []
+    total, start = torch.zeros_like(right), 0
+
+    def block_gradient(block: Tensor) -> Tensor:
+        nonlocal start
+        part = left[start : start + len(block)]
+        start += len(block)
+        products.append(block @ right)
+        total.addmm_(block.mT, part)
+        return part @ right.mT
+
+    by_inputs = pull_back(ctx, block_gradient, skip=1)
+    return torch.cat(products), total, by_inputs

@@ -24,7 +24,7 @@ import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import gpytorch
@@ -35,9 +35,16 @@ from lingp.inference.convergence import ConvergenceWarning
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.tuning.mackay import applies, fixed_point
-from lingp.inference.tuning.objectives import OBJECTIVES, Objective
-from lingp.inference.tuning.search import Search, maximize_from_starts, set_values, start_shifts
+from lingp.inference.tuning.objectives import OBJECTIVES, HyperparameterObjective, LogEvidence
+from lingp.inference.tuning.search import (
+    Optimum,
+    flat,
+    maximize_from_starts,
+    set_flat,
+    start_shifts,
+)
 from lingp.runtime.progress import count
+from lingp.runtime.restoring import restored_on_error
 
 _RESTARTS = 2  # where each evaluation takes a factorisation
 _MANY = 50  # hyperparameters: from here on fixed-point updates, and no restarts
@@ -48,41 +55,38 @@ class MisleadingObjectiveWarning(UserWarning):
 
 
 @dataclass(frozen=True)
-class HyperparameterResult:
-    """What `optimize_hyperparameters` did.
+class HyperparameterResult(Optimum):
+    """The result of `optimize_hyperparameters`.
 
     Attributes
     ----------
+    value
+        The objective at the end: log marginal likelihood, or the sum of the leave-one-out log
+        predictive densities of all data.
+    gradient_norm
+        Largest derivative of the objective (with GPyTorch priors) in a raw hyperparameter at the
+        end.
+    num_evaluations
+        The number of evaluations of the objective.
+    num_starts, num_agreeing
+        The number of points that the search started from, and of those that came to this value.
     objective
         "evidence" or "leave_one_out".
     mean
         Whose mean the objective is for, "network" or "refit"; predictions may have the other.
-    initial_value, value
-        The objective before and after: log marginal likelihood, or the sum of the leave-one-out
-        log predictive densities of all data.
-    num_evaluations
-        How often the objective was evaluated.
-    gradient_norm
-        Largest derivative of the objective (with GPyTorch priors) in a raw hyperparameter at the
-        end.
+    initial_value
+        The objective at the start.
     converged
-        Whether that is below the tolerance.
+        Whether the gradient's norm is below the tolerance.
     method
         "eigendecomposition", "L-BFGS" or "MacKay".
-    num_starts, num_agreeing
-        From how many points the search started, and how many of them came to the same value.
     """
 
-    objective: str
-    mean: str
-    initial_value: float
-    value: float
-    num_evaluations: int
-    gradient_norm: float
-    converged: bool
-    method: str
-    num_starts: int
-    num_agreeing: int
+    objective: str = field(kw_only=True)
+    mean: str = field(kw_only=True)
+    initial_value: float = field(kw_only=True)
+    converged: bool = field(kw_only=True)
+    method: str = field(kw_only=True)
 
     @property
     def log_marginal_likelihood(self) -> float:
@@ -144,9 +148,9 @@ def optimize(
         combinations of shifted values where evaluations are free; none with 50 or more
         hyperparameters, and with "mackay".
     tolerance
-        On the largest derivative in a raw hyperparameter, in nats per observed value.
+        The bound on the largest derivative in a raw hyperparameter, in nats per observed value.
     max_evaluations
-        Of the objective, for each start.
+        The most evaluations of the objective, for each start.
     generator
         Draws starts when more restarts are asked for than there are fixed ones.
 
@@ -157,51 +161,49 @@ def optimize(
     """
     _check_options(objective, method, num_restarts)
     parameters = free_parameters(laplace)
-    laplace, chosen = _choose_objective(laplace, objective)
+    chosen = _choose_objective(laplace, objective)
+    laplace = chosen.laplace
     threshold = tolerance * max(1.0, laplace.data_term.num_observed)
-    with torch.no_grad():
-        initial = float(chosen.value())
     if sum(p.numel() for p in parameters) >= _MANY and not num_restarts:
         num_restarts = 0
         if method == "auto" and chosen.name == "evidence" and applies(laplace):
             method = "mackay"
-    if method == "mackay":
-        if chosen.name != "evidence":
-            raise ValueError('method: "mackay" maximises the evidence; use "l-bfgs" for others')
-        name, search = "MacKay", fixed_point(laplace, threshold, max_evaluations)
-    else:
-        shifts = start_shifts(len(parameters), num_restarts, generator)
-        name, found = "eigendecomposition", None
-        if method == "auto":
-            found = _search_spectrum(chosen, parameters, threshold, max_evaluations, shifts)
-        if found is None:
-            name = "L-BFGS"
-            if num_restarts is None:
-                shifts = shifts[: _RESTARTS + 1]
-            found = _search(chosen, parameters, threshold, max_evaluations, shifts)
-        search = found
-    with torch.no_grad():
-        final = float(chosen.value())
-    result = HyperparameterResult(
-        chosen.name,
-        laplace.mean,
-        initial,
-        final,
-        search.num_evaluations,
-        search.gradient_norm,
-        search.gradient_norm <= threshold,
-        name,
-        search.num_starts,
-        search.num_agreeing,
-    )
-    if not result.converged:
-        warnings.warn(
-            f"hyperparameters did not converge: gradient norm {search.gradient_norm:.1e} after "
-            f"{search.num_evaluations} evaluations, tolerance {threshold:.1e}; raise "
-            "max_evaluations or tolerance, or fix a hyperparameter the data say nothing about",
-            ConvergenceWarning,
-            stacklevel=3,
+    if method == "mackay" and chosen.name != "evidence":
+        raise ValueError('method: "mackay" maximises the evidence; use "l-bfgs" for others')
+    with restored_on_error(laplace.prior, laplace.likelihood):
+        with torch.no_grad():
+            initial = float(chosen.value())
+        start, shifts = flat(parameters), start_shifts(len(parameters), num_restarts, generator)
+        # free evaluations where eigenvalues can be relied on, else a factorisation for each
+        for each in filter(None, (chosen.spectral() if method != "l-bfgs" else None, chosen)):
+            set_flat(parameters, start)
+            if method == "mackay":
+                assert isinstance(each, LogEvidence)
+                found = fixed_point(each, threshold, max_evaluations)
+            else:
+                if num_restarts is None and each is chosen:
+                    shifts = shifts[: _RESTARTS + 1]
+                found = _search(each, parameters, threshold, max_evaluations, shifts)
+            if each.resolved(threshold):
+                break
+        with torch.no_grad():
+            final = float(chosen.value())
+        result = HyperparameterResult(
+            **{**vars(found), "value": final},
+            objective=chosen.name,
+            mean=laplace.mean,
+            initial_value=initial,
+            converged=found.gradient_norm <= threshold,
+            method="MacKay" if method == "mackay" else each.method,
         )
+        if not result.converged:
+            warnings.warn(
+                f"hyperparameters did not converge: gradient norm {found.gradient_norm:.1e} after "
+                f"{found.num_evaluations} evaluations, tolerance {threshold:.1e}; raise "
+                "max_evaluations or tolerance, or fix a hyperparameter the data say nothing about",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
     return result
 
 
@@ -245,10 +247,8 @@ def _check_options(objective: str, method: str, num_restarts: int | None) -> Non
         raise ValueError(f"num_restarts: expected a number >= 0, got {num_restarts}")
 
 
-def _choose_objective(
-    laplace: LinearizedLaplace, objective: str
-) -> tuple[LinearizedLaplace, Objective]:
-    """The objective and the model it is of, with a warning where it is known to mislead."""
+def _choose_objective(laplace: LinearizedLaplace, objective: str) -> HyperparameterObjective:
+    """The objective of the model it can be trusted for; a warning where it is known to mislead."""
     refit, limited = laplace.mean == "refit", laplace.likelihood.limits_fit
     centred = objective != "leave_one_out" and not bool(laplace.prior_deviation().any())
     if objective == "leave_one_out" and not refit:
@@ -271,8 +271,7 @@ def _choose_objective(
         )
     elif refit and not limited and not centred:
         laplace = dataclasses.replace(laplace, mean="network")
-    name = "evidence" if objective == "auto" else objective
-    return laplace, OBJECTIVES[name](laplace)
+    return OBJECTIVES["evidence" if objective == "auto" else objective](laplace)
 
 
 def _precision_is_free(laplace: LinearizedLaplace) -> bool:
@@ -287,13 +286,13 @@ def _warn_misleading(message: str) -> None:
 
 
 def _search(
-    objective: Objective,
+    objective: HyperparameterObjective,
     parameters: Sequence[Tensor],
     threshold: float,
     max_evaluations: int,
     shifts: Sequence[Sequence[float]],
-) -> Search:
-    """The search with one factorisation per evaluation."""
+) -> Optimum:
+    """The search by L-BFGS, with GPyTorch priors."""
     laplace = objective.laplace
     log_prior = hyperprior((laplace.prior, laplace.likelihood))
     with warnings.catch_warnings(), count("optimising", show=laplace.training.progress) as step:
@@ -305,25 +304,3 @@ def _search(
             return objective.value() + log_prior()
 
         return maximize_from_starts(value, parameters, threshold, max_evaluations, shifts)
-
-
-def _search_spectrum(
-    objective: Objective,
-    parameters: Sequence[Tensor],
-    threshold: float,
-    max_evaluations: int,
-    shifts: Sequence[Sequence[float]],
-) -> Search | None:
-    """The free search by eigenvalues; None, nothing moved, where there is none to rely on."""
-    spectral = objective.spectral()
-    if spectral is None:
-        return None
-    log_prior = hyperprior((objective.laplace.prior, objective.laplace.likelihood))
-    start = [p.detach().clone() for p in parameters]
-    found = maximize_from_starts(
-        lambda: spectral() + log_prior(), parameters, threshold, max_evaluations, shifts
-    )
-    if not spectral.resolved(threshold):
-        set_values(parameters, start)
-        return None
-    return found

@@ -15,6 +15,10 @@ step away from the network, as if it were the mode.
 
 A datum with a weight is left out as a whole, w_n and all, not one of w_n repetitions: weights need
 not be whole numbers. Its density counts w_n times in the sum.
+
+Predictions of class labels are averages around s m (see `lingp.inference.mean_scale`), and so are
+these: around s m_-n, with the s that predictions have. Curvature is that at the mean, also where
+predictions have its expectation.
 """
 
 from __future__ import annotations
@@ -29,11 +33,6 @@ from lingp.inference.factorize import OutOfRangeError
 from lingp.inference.features import WhitenedJacobian
 from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.training_covariance import training_covariance
-from lingp.inference.tuning.scaled_spectrum import ScaledRows, ScaledSpectrum, works_in_a_space
-from lingp.inference.tuning.spectrum import CommonScales, has_spectral_evidence
-from lingp.runtime.memory import available_memory
-
-_KEPT_SHARE = 0.25  # of free memory, for rows in the eigenbasis
 
 
 @dataclass(frozen=True)
@@ -48,11 +47,14 @@ class LeaveOneOut:
         C_-n, (N x C x C).
     data
         The likelihood of the training data.
+    mean_scale
+        s, with which class labels are predicted; 1 for others.
     """
 
     mean: Tensor
     covariance: Tensor
     data: DataTerm
+    mean_scale: float = 1.0
 
     def log_predictive(self, method: str | None = None) -> Tensor:
         """log p(y_n | all other data), (N,), without the data's weights.
@@ -63,12 +65,11 @@ class LeaveOneOut:
         Parameters
         ----------
         method
-            How the likelihood computes its predictive; its first method by default.
+            The way in which the likelihood computes its predictive; its first method by default.
         """
         generator = torch.Generator(self.mean.device).manual_seed(0)
-        predictive = self.data.likelihood.predictive(
-            self.mean, self.covariance, method, generator=generator
-        )
+        likelihood, location = self.data.likelihood.with_scaled_mean(self.mean, self.mean_scale)
+        predictive = likelihood.predictive(location, self.covariance, method, generator=generator)
         return predictive.log_prob(self.data.targets)
 
     def total(self, method: str | None = None) -> Tensor:
@@ -80,12 +81,18 @@ class LeaveOneOut:
 def leave_one_out(laplace: LinearizedLaplace) -> LeaveOneOut:
     """Cavity moments at the current hyperparameters, differentiable in them in grad mode.
 
+    The scale of the mean is that of predictions; it is not differentiated.
+
     Raises
     ------
     ValueError
         If the data are spread over processes.
     """
-    _refuse_shards(laplace)
+    if not laplace.training.shards.alone:
+        raise ValueError(
+            "leave_one_out: not available with a process_group; use the evidence, validation "
+            "data, or one process"
+        )
     data, solution = laplace.data_term, laplace.solution()
     outputs, root = solution.outputs, solution.posterior.root.dense()
     covariance, inner = training_covariance(solution.posterior, root)
@@ -96,15 +103,7 @@ def leave_one_out(laplace: LinearizedLaplace) -> LeaveOneOut:
             # what features leave out of the prior is there whatever the data are
             _, outside = posterior.at_data
             without = without if outside is None else without + outside
-    return LeaveOneOut(mean, without, data)
-
-
-def _refuse_shards(laplace: LinearizedLaplace) -> None:
-    if not laplace.training.shards.alone:
-        raise ValueError(
-            "leave_one_out: not available with a process_group; use the evidence, validation "
-            "data, or one process"
-        )
+    return LeaveOneOut(mean, without, data, laplace.scale_of_mean())
 
 
 def cavity(
@@ -139,82 +138,3 @@ def cavity(
     half = torch.linalg.solve_triangular(factor, root.mT @ covariance, upper=False)  # (N, K, C)
     without = covariance + half.mT @ half
     return mean - (without @ residual.unsqueeze(-1)).squeeze(-1), without
-
-
-@dataclass(frozen=True)
-class SpectralLeaveOneOut:
-    """Σ_n w_n log p(y_n | all other data) from an eigendecomposition made before.
-
-    Attributes
-    ----------
-    laplace
-        The model, whose hyperparameters may have changed by common scales since.
-    scales
-        By how much they have.
-    spectrum
-        The eigendecomposition.
-    rows
-        The training data in the eigenbasis.
-    coordinates
-        b, (k,), for a refitted mean.
-    """
-
-    laplace: LinearizedLaplace
-    scales: CommonScales
-    spectrum: ScaledSpectrum
-    rows: ScaledRows
-    coordinates: Tensor | None
-
-    def __call__(self) -> Tensor:
-        data, spectrum = self.laplace.data_term, self.spectrum
-        s, t = self.scales()
-        kept = spectrum.kept(s * t)
-        if self.coordinates is None:
-            outputs = self.laplace.training.outputs
-        else:
-            moved = self.rows.moved(kept, self.coordinates, s * t)
-            outputs = self.laplace.prior_outputs() + moved
-        root = data.curvature_root(outputs).dense()
-        covariance = self.rows.covariance(kept, s)
-        if spectrum.in_weight_space:
-            eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
-            inner = eye - root.mT @ covariance @ root
-        else:
-            vectors = spectrum.vectors.view(len(outputs), root.shape[-1], -1)
-            inner = (vectors * kept) @ vectors.mT
-        mean, without = cavity(outputs, covariance, root, data.residual(outputs), inner)
-        return LeaveOneOut(mean, without, data).total()
-
-    def resolved(self, tolerance: float = 0.0) -> bool:
-        """Whether rounding of the eigenvalues leaves the current value intact.
-
-        Or wrong by less than `tolerance` nats, of which each datum has a share: every variance is
-        off by as much.
-        """
-        with torch.no_grad():
-            s, t = self.scales()
-            share = tolerance / len(self.laplace.training.outputs)
-            return self.spectrum.resolved(float(s * t), share)
-
-
-def spectral_leave_one_out(laplace: LinearizedLaplace) -> SpectralLeaveOneOut | None:
-    """One eigendecomposition for any scales, where they are all that is free and memory allows."""
-    _refuse_shards(laplace)
-    if not (works_in_a_space(laplace) and has_spectral_evidence(laplace)):
-        return None
-    training = laplace.training
-    with torch.no_grad():
-        rank = training.num_outputs * training.num_data
-        rank = min(rank, training.num_parameters)
-        size = training.outputs.numel() * rank * training.outputs.element_size()
-        if size > _KEPT_SHARE * available_memory(training.outputs.device):
-            return None
-        spectrum = ScaledSpectrum.of(laplace)
-        parts = [spectrum.rows(factors) for _, factors in training.chunks()]
-        coordinates = None
-        if laplace.mean == "refit":
-            z = laplace.data_term.whitened_residual(laplace.prior_outputs())
-            coordinates = spectrum.coordinates(z)
-    return SpectralLeaveOneOut(
-        laplace, CommonScales.of(laplace), spectrum, ScaledRows.cat(parts), coordinates
-    )

@@ -21,8 +21,7 @@ that the refitted mean doesn't need, rises until the data determine less than ε
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -30,8 +29,8 @@ from torch import Tensor
 
 from lingp.inference.factorize import OutOfRangeError
 from lingp.inference.laplace import LinearizedLaplace
-from lingp.inference.tuning.search import Search, set_values
-from lingp.inference.tuning.spectrum import Parts, has_spectral_evidence, spectral_evidence
+from lingp.inference.tuning.objectives import LogEvidence
+from lingp.inference.tuning.search import Optimum, flat, flat_gradient, set_flat
 from lingp.likelihoods import Gaussian
 from lingp.priors import Grouped, Isotropic, Layerwise
 from lingp.runtime.progress import count
@@ -42,122 +41,123 @@ _INSTEAD = 'use method="l-bfgs" (or "auto")'
 
 
 @dataclass(frozen=True)
-class _Point:
-    """Raw hyperparameters with the evidence, its gradient and the update from there."""
+class _Hyperparameters:
+    """What the updates move: logarithms of precisions and of noise variances.
 
-    x: Tensor
-    value: float
-    gradient_norm: float
-    step: Tensor
+    Attributes
+    ----------
+    raw
+        The parameters.
+    sign
+        -1 for precisions and 1 for noise variances, of all their values one after the other, (h,).
+    num_observed
+        The number of observed values that a noise variance has; 0 for precisions, (h,).
+    negligible
+        γ below which a precision may stay as it is.
+    """
 
+    raw: list[Tensor]
+    sign: Tensor
+    num_observed: Tensor
+    negligible: float
 
-class _Group:
-    """Hyperparameters of one kind: a raw parameter, log of a precision or of a noise variance."""
-
-    def __init__(self, raw: Tensor, num_observed: Tensor | None, dtype: torch.dtype) -> None:
-        self.raw = raw
-        self.num_observed = num_observed  # of each noise variance; None for precisions
-        self.negligible = torch.finfo(dtype).eps ** 0.5  # of a weight
-
-    def step(self, fit: Tensor, log_determinant: Tensor) -> Tensor:
+    def step(self, by_fit: Tensor, by_log_determinant: Tensor) -> Tensor:
         """The update of the logarithms, from the two parts' derivatives in them.
 
         2 ∂fit/∂log v = |θ - μ0|²/v,   2 ∂fit/∂log σ² = |y - f|²/σ² - N,   ∂log det/∂log σ² = -γ
         """
-        tiny = torch.finfo(fit.dtype).tiny
-        if self.num_observed is None:
-            square, gamma = -2 * fit, -log_determinant
-            step = gamma.clamp(min=tiny).log() - square.clamp(min=tiny).log()
-            # neither determined by the data nor anything to the prior: it may stay as it is
-            step = torch.where(torch.maximum(gamma, square) < self.negligible, 0.0, step)
-        else:
-            square, left = 2 * fit + self.num_observed, self.num_observed + log_determinant
-            step = square.clamp(min=tiny).log() - left.clamp(min=tiny).log()
-        return step.clamp(-_LARGEST_STEP, _LARGEST_STEP)
+        tiny = torch.finfo(by_fit.dtype).tiny
+        square = self.num_observed + self.sign * 2 * by_fit
+        free = self.num_observed + self.sign * by_log_determinant  # N - γ, or γ of precisions
+        step = self.sign * (square.clamp(min=tiny).log() - free.clamp(min=tiny).log())
+        # neither determined by the data nor anything to the prior: it may stay as it is
+        idle = (self.sign < 0) & (torch.maximum(free, square) < self.negligible)
+        return torch.where(idle, 0.0, step).clamp(-_LARGEST_STEP, _LARGEST_STEP)
 
 
-def fixed_point(laplace: LinearizedLaplace, threshold: float, max_evaluations: int) -> Search:
+@dataclass(frozen=True)
+class _Point:
+    """Raw hyperparameters with the evidence, its gradient and the update from there."""
+
+    x: Tensor
+    optimum: Optimum
+    step: Tensor
+
+
+def fixed_point(evidence: LogEvidence, threshold: float, max_evaluations: int) -> Optimum:
     """MacKay's updates of the free hyperparameters, in place, until the gradient is small.
 
     Parameters
     ----------
-    laplace
-        A prior of `lingp.priors`; Gaussian noise, or a likelihood that stays and whose curvature
-        does.
+    evidence
+        The evidence of a model with a prior of `lingp.priors`; Gaussian noise, or a likelihood that
+        stays and whose curvature does.
     threshold
-        On the largest derivative of the evidence in a raw hyperparameter.
+        The bound on the largest derivative of the evidence in a raw hyperparameter.
     max_evaluations
-        Of the evidence.
+        The most evaluations of the evidence.
 
     Raises
     ------
     ValueError
         If the updates don't apply, with the reason.
     """
-    groups = _groups(laplace)
-    spectral = spectral_evidence(laplace) if has_spectral_evidence(laplace) else None
-    start = [g.raw.detach().clone() for g in groups]
-    found = _iterate(
-        groups,
-        spectral.parts if spectral else lambda: _parts(laplace),
-        laplace,
-        threshold,
-        max_evaluations,
-    )
-    if spectral is not None and not spectral.resolved(threshold):
-        set_values([g.raw for g in groups], start)
-        found = _iterate(groups, lambda: _parts(laplace), laplace, threshold, max_evaluations)
-    return found
+    moved = _hyperparameters(evidence.laplace)
+    evaluations = 0
+    with count("optimising", show=evidence.laplace.training.progress) as tick:
+
+        def better(x: Tensor, point: _Point) -> _Point | None:
+            """The point at x, if it is better."""
+            nonlocal evaluations
+            evaluations += 1
+            tick()
+            found = _evaluate(moved, evidence, x)
+            return None if found is None or not found.optimum.better_than(point.optimum) else found
+
+        nowhere = Optimum(-math.inf, math.inf, 0)
+        start = flat(moved.raw)
+        point = better(start, _Point(start, nowhere, start))
+        if point is None:
+            raise OutOfRangeError("the evidence is not finite at the current hyperparameters")
+        history = [point]
+        while point.optimum.gradient_norm > threshold and evaluations < max_evaluations:
+            following = better(_extrapolated(history), point) if len(history) > 1 else None
+            if following is None:
+                history, size = [point], 1.0
+                following = better(point.x + point.step, point)
+                while following is None and size > 1e-6 and evaluations < max_evaluations:
+                    size *= 0.5
+                    following = better(point.x + size * point.step, point)
+            if following is None:
+                break
+            point = following
+            history = [*history[-_MEMORY:], point]
+    set_flat(moved.raw, point.x)
+    return replace(point.optimum, num_evaluations=evaluations)
 
 
 def applies(laplace: LinearizedLaplace) -> bool:
     """Whether `fixed_point` takes all free hyperparameters."""
     try:
-        _groups(laplace)
+        _hyperparameters(laplace)
     except ValueError:
         return False
     return True
 
 
-def effective_numbers(laplace: LinearizedLaplace) -> Tensor:
-    """γ of each precision, in the shape of `prior.raw_precision`: how much the data determine.
-
-    They are between 0 and the number of weights of that precision, and sum to γ = tr (I + Φ Φᵀ)⁻¹
-    Φ Φᵀ. Whether precisions are free doesn't matter.
-    """
-    raw = laplace.prior.raw_precision
-    wanted = raw.requires_grad
-    raw.requires_grad_(True)
-    try:
-        with torch.enable_grad():
-            log_determinant = laplace.solution().occam.log_determinant()
-            slopes = torch.autograd.grad(log_determinant, raw)[0]
-            # raw values need not be logarithms
-            by_raw = torch.autograd.grad(laplace.prior.precision.log().sum(), raw)[0]
-    finally:
-        raw.requires_grad_(wanted)
-    return -slopes / by_raw
-
-
-def _parts(laplace: LinearizedLaplace) -> Parts:
-    at = laplace.solution()
-    fit = laplace.data_term.log_prob(at.outputs) - 0.5 * at.e.square().sum()
-    return fit, at.occam.log_determinant() + at.occam.left_out()
-
-
-def _groups(laplace: LinearizedLaplace) -> list[_Group]:
+def _hyperparameters(laplace: LinearizedLaplace) -> _Hyperparameters:
     """The free hyperparameters, or an error that says why the updates don't apply to them."""
     prior, likelihood, data = laplace.prior, laplace.likelihood, laplace.data_term
-    groups = []
+    raws, signs, observed = [], [], []
     for module in (prior, likelihood):
         for name, raw in module.named_parameters():
             if not raw.requires_grad:
                 continue
             if module is prior and isinstance(prior, Isotropic | Layerwise | Grouped):
-                number = None
+                sign, number = -1.0, torch.zeros(())
             elif module is likelihood and isinstance(likelihood, Gaussian):
-                number = _num_observed(laplace)
-                number = (number.sum() if raw.dim() == 0 else number).to(raw)
+                sign, number = 1.0, _num_observed(laplace)
+                number = number.sum() if raw.dim() == 0 else number
             else:
                 raise ValueError(
                     f"method: MacKay updates are for precisions of the priors in lingp.priors and "
@@ -165,7 +165,9 @@ def _groups(laplace: LinearizedLaplace) -> list[_Group]:
                     f"{_INSTEAD}"
                 )
             _check_logarithmic(module, name, raw)
-            groups.append(_Group(raw, number, laplace.training.outputs.dtype))
+            raws.append(raw)
+            signs.append(torch.full_like(raw, sign))
+            observed.append(number.expand_as(raw))
     if next(iter([*prior.named_priors(), *likelihood.named_priors()]), None) is not None:
         raise ValueError(
             "method: MacKay updates can't take account of GPyTorch priors on hyperparameters; "
@@ -176,7 +178,8 @@ def _groups(laplace: LinearizedLaplace) -> list[_Group]:
             "method: MacKay updates need a curvature that stays, but with a refitted mean that of "
             f'{type(likelihood).__name__} moves with it; {_INSTEAD}, or mean="network"'
         )
-    return groups
+    negligible = torch.finfo(laplace.training.outputs.dtype).eps ** 0.5  # of a weight
+    return _Hyperparameters(raws, flat(signs), flat(observed), negligible)
 
 
 def _check_logarithmic(module: torch.nn.Module, name: str, raw: Tensor) -> None:
@@ -198,53 +201,6 @@ def _num_observed(laplace: LinearizedLaplace) -> Tensor:
     return laplace.training.shards.sum(own)
 
 
-def _iterate(
-    groups: list[_Group],
-    parts: Callable[[], Parts],
-    laplace: LinearizedLaplace,
-    threshold: float,
-    max_evaluations: int,
-) -> Search:
-    parameters = [g.raw for g in groups]
-    evaluations = 0
-    with count("optimising", show=laplace.training.progress) as tick:
-
-        def at(x: Tensor) -> _Point | None:
-            nonlocal evaluations
-            evaluations += 1
-            tick()
-            return _evaluate(groups, parts, x)
-
-        start = torch.cat([p.detach().reshape(-1) for p in parameters])
-        point = at(start)
-        if point is None:
-            raise OutOfRangeError("the evidence is not finite at the current hyperparameters")
-        history = [point]
-        while point.gradient_norm > threshold and evaluations < max_evaluations:
-            following = at(_extrapolated(history)) if len(history) > 1 else None
-            if following is None or not _better(following, point):
-                history = [point]
-                size = 1.0
-                following = at(point.x + point.step)
-                while following is None or not _better(following, point):
-                    size *= 0.5
-                    if size < 1e-6 or evaluations >= max_evaluations:
-                        break
-                    following = at(point.x + size * point.step)
-            if following is None or not _better(following, point):
-                break
-            point = following
-            history = [*history[-_MEMORY:], point]
-    _set_flat(parameters, point.x)
-    return Search(point.value, point.gradient_norm, evaluations)
-
-
-def _better(new: _Point, old: _Point) -> bool:
-    if abs(new.value - old.value) <= 1e-12 * abs(old.value):  # equal but for rounding
-        return new.gradient_norm < old.gradient_norm
-    return new.value > old.value
-
-
 def _extrapolated(history: list[_Point]) -> Tensor:
     """The combination of updates whose differences cancel best (Anderson acceleration)."""
     last = history[-1]
@@ -255,34 +211,19 @@ def _extrapolated(history: list[_Point]) -> Tensor:
     return last.x + step.clamp(-_LARGEST_STEP, _LARGEST_STEP)
 
 
-def _evaluate(groups: list[_Group], parts: Callable[[], Parts], x: Tensor) -> _Point | None:
+def _evaluate(moved: _Hyperparameters, evidence: LogEvidence, x: Tensor) -> _Point | None:
     """Evidence, gradient and update at x; None where they aren't finite."""
-    parameters = [g.raw for g in groups]
-    _set_flat(parameters, x)
+    set_flat(moved.raw, x)
     try:
         with torch.enable_grad():
-            fit, log_determinant = parts()
-            by_fit = _gradients(fit, parameters)
-            by_log_determinant = _gradients(log_determinant, parameters)
+            fit, log_determinant = evidence.parts()
+            by_fit = flat_gradient(fit, moved.raw, retain_graph=True)
+            by_log_determinant = flat_gradient(log_determinant, moved.raw)
     except OutOfRangeError:
         return None
     value = float(fit.detach() - 0.5 * log_determinant.detach())
-    gradient = torch.cat(
-        [(a - 0.5 * b).reshape(-1) for a, b in zip(by_fit, by_log_determinant, strict=True)]
-    )
+    gradient = by_fit - 0.5 * by_log_determinant
     if not (math.isfinite(value) and bool(torch.isfinite(gradient).all())):
         return None
-    steps = [
-        g.step(a, b).reshape(-1) for g, a, b in zip(groups, by_fit, by_log_determinant, strict=True)
-    ]
-    return _Point(x, value, float(gradient.abs().max()), torch.cat(steps))
-
-
-def _gradients(value: Tensor, parameters: list[Tensor]) -> list[Tensor]:
-    found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)]
-
-
-def _set_flat(parameters: list[Tensor], x: Tensor) -> None:
-    pieces = x.split([p.numel() for p in parameters])
-    set_values(parameters, [v.view_as(p) for v, p in zip(pieces, parameters, strict=True)])
+    found = Optimum(value, float(gradient.abs().max()), 1)
+    return _Point(x, found, moved.step(by_fit, by_log_determinant))

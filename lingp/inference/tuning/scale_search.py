@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 import scipy.optimize
@@ -22,65 +22,65 @@ Scales = tuple[float, ...]
 """Logarithms of the factors searched over."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """Where a search ended.
+class ScaledObjective(ABC):
+    """A function of some factors to be maximised, which is evaluated once at each of them.
+
+    Parameters
+    ----------
+    num_factors
+        The number of factors.
 
     Attributes
     ----------
-    best
-        Logarithms of the best factors.
-    value, initial_value
-        The objective there, and where nothing is changed.
-    at_boundary
-        Whether the best factors lie at the edge of what was searched.
-    num_evaluations
-        Factors tried.
+    values
+        The objective at all factors tried.
     """
 
-    best: Scales
-    value: float
-    initial_value: float
-    at_boundary: bool
-    num_evaluations: int
+    def __init__(self, num_factors: int) -> None:
+        self.num_factors = num_factors
+        self.values: dict[Scales, float] = {}
+
+    def __call__(self, points: Sequence[Scales]) -> list[float]:
+        """The objective at some factors; -inf where there is none."""
+        new = [p for p in points if p not in self.values]
+        if new:
+            self.values.update(zip(new, self.evaluate(new), strict=True))
+        return [self.values[p] for p in points]
+
+    @abstractmethod
+    def evaluate(self, points: list[Scales]) -> list[float]:
+        """The objective at factors that haven't been tried."""
+
+    def best(self, limit: float = math.inf) -> Scales:
+        """The best within the limit of what was tried; where values tie, the least change."""
+        inside = [p for p in self.values if max(map(abs, p)) <= limit]
+        return max(inside, key=lambda p: (self.values[p], -sum(x * x for x in p)))
 
 
 def search_grid(
-    density: Callable[[list[Scales]], list[float]],
-    num_factors: int,
-    limit: float,
-    max_evaluations: int,
-    step: Callable[[], object],
-) -> Found:
-    """The best of a grid, then of an ascent from there by central differences."""
+    objective: ScaledObjective, limit: float, max_evaluations: int
+) -> tuple[Scales, bool]:
+    """The best of a grid, then of an ascent from there by central differences.
+
+    Returns the factors, and whether they lie at the edge of what was searched.
+    """
+    num_factors, values = objective.num_factors, objective.values
     size = math.log(10) / (2 if num_factors == 1 else 1)
     number = math.floor(limit / size + 1e-9)
     axis = [i * size for i in range(-number, number + 1)]
-    values: dict[Scales, float] = {}
 
-    def evaluate(points: list[Scales]) -> list[float]:
-        new = [p for p in points if p not in values]
-        values.update(zip(new, density(new), strict=True))
-        step()
-        return [values[p] for p in points]
-
-    def best() -> Scales:
-        # where values tie, the least change
-        inside = [p for p in values if max(map(abs, p)) <= limit]
-        return max(inside, key=lambda p: (values[p], -sum(x * x for x in p)))
-
-    def ascend(x: np.ndarray) -> tuple[float, np.ndarray]:
+    def descend(x: np.ndarray) -> tuple[float, np.ndarray]:
         center = tuple(x.tolist())
-        value, *around = evaluate([center, *_neighbours(center, _DIFFERENCE)])
+        value, *around = objective([center, *_neighbours(center, _DIFFERENCE)])
         if not all(map(math.isfinite, (value, *around))):
             return 1e10 + 1e3 * abs(values[start]), np.zeros_like(x)  # turn back from here
         ends = np.array(around).reshape(-1, 2)
         return -value, (ends[:, 0] - ends[:, 1]) / (2 * _DIFFERENCE)
 
-    evaluate(list(itertools.product(axis, repeat=num_factors)))
-    start = best()
+    objective(list(itertools.product(axis, repeat=num_factors)))
+    start = objective.best(limit)
     scipy.optimize.minimize(
-        ascend,
+        descend,
         np.array(start),
         jac=True,
         method="L-BFGS-B",
@@ -91,33 +91,23 @@ def search_grid(
             "maxfun": max(1, max_evaluations // (2 * num_factors + 1)),
         },
     )
-    found = best()
+    found = objective.best(limit)
     outside = any(abs(x) > limit - 1e-2 for x in found)
-    beyond = evaluate(_neighbours(found, size / 4))
-    edge = outside or not all(map(math.isfinite, beyond))
-    return Found(found, values[found], values[(0.0,) * num_factors], edge, len(values))
+    beyond = objective(_neighbours(found, size / 4))
+    return found, outside or not all(map(math.isfinite, beyond))
 
 
 def search_uphill(
-    density: Callable[[list[Scales]], list[float]],
-    limit: float,
-    max_evaluations: int,
-    step: Callable[[], object],
-) -> Found:
+    objective: ScaledObjective, limit: float, max_evaluations: int
+) -> tuple[Scales, bool]:
     """The best of one factor: decades uphill from no change, and between them.
 
-    There first at the maximum of a parabola through three decades, then by Brent's method.
+    Between decades, the search looks at the maximum of a parabola through three of them, and then
+    goes on by Brent's method. It returns what `search_grid` returns.
     """
-    values: dict[float, float] = {}
 
     def value(x: float) -> float:
-        if x not in values:
-            (values[x],) = density([(x,)])
-            step()
-        return values[x]
-
-    def best() -> float:
-        return max(values, key=lambda x: (values[x], -abs(x)))
+        return objective([(x,)])[0]
 
     decade = math.log(10)
     heights = {i: value(i * decade) for i in (0, -1, 1)}
@@ -136,15 +126,16 @@ def search_uphill(
     if offset is not None:
         value((center + offset) * decade)
     if max_evaluations > 1:
+        (best,) = objective.best()
         scipy.optimize.minimize_scalar(
             lambda x: -max(value(float(x)), -1e300),
-            bounds=(max(best() - decade, -limit), min(best() + decade, limit)),
+            bounds=(max(best - decade, -limit), min(best + decade, limit)),
             method="bounded",
             options={"xatol": 0.02, "maxiter": max_evaluations - 1},
         )
-    found = best()
-    edge = abs(found) > limit - 2e-2 or not math.isfinite(min(values.values()))
-    return Found((found,), values[found], values[0.0], edge, len(values))
+    found = objective.best()
+    edge = abs(found[0]) > limit - 2e-2 or not math.isfinite(min(objective.values.values()))
+    return found, edge
 
 
 def _vertex(heights: list[float]) -> float | None:

@@ -19,7 +19,7 @@ _AGREEMENT = 1e-3  # nats by which two optima may differ and be called the same
 
 
 @dataclass(frozen=True)
-class Search:
+class Optimum:
     """Where a search ended.
 
     Attributes
@@ -27,9 +27,9 @@ class Search:
     value, gradient_norm
         The objective and its largest derivative at the end.
     num_evaluations
-        Of all starts together.
+        The evaluations of all starts together.
     num_starts, num_agreeing
-        From how many points the search started, and how many of them came to this value.
+        The number of points that the search started from, and of those that came to this value.
     """
 
     value: float
@@ -38,6 +38,12 @@ class Search:
     num_starts: int = 1
     num_agreeing: int = 1
 
+    def better_than(self, other: Optimum) -> bool:
+        """Whether the value is larger; where rounding has made values equal, gradients decide."""
+        if abs(self.value - other.value) <= 1e-12 * abs(self.value):
+            return self.gradient_norm < other.gradient_norm
+        return self.value > other.value
+
 
 def maximize_from_starts(
     objective: Callable[[], Tensor],
@@ -45,30 +51,31 @@ def maximize_from_starts(
     threshold: float,
     max_evaluations: int,
     shifts: Sequence[Sequence[float]],
-) -> Search:
+) -> Optimum:
     """`maximize` from shifted values of the parameters; they are left at the best of the optima.
 
     Parameters
     ----------
     objective, parameters, threshold, max_evaluations
-        As in `maximize`; evaluations are counted for each start.
+        The same as for `maximize`; evaluations are counted for each start.
     shifts
-        For each start, what is added to each parameter; see `start_shifts`.
+        The numbers that are added to each parameter, for each start; see `start_shifts`.
     """
-    start = [p.detach().clone() for p in parameters]
-    best, best_values, evaluations, values = None, start, 0, []
+    start, sizes = flat(parameters), torch.tensor([p.numel() for p in parameters])
+    found: list[tuple[Optimum, Tensor]] = []
     for shift in shifts:
-        set_values(parameters, [p + step for p, step in zip(start, shift, strict=True)])
-        found = maximize(objective, parameters, threshold, max_evaluations)
-        evaluations += found.num_evaluations
-        values.append(found.value)
-        if best is None or found.value > best.value:
-            best, best_values = found, [p.detach().clone() for p in parameters]
-    set_values(parameters, best_values)
-    if best is None:
-        raise ValueError("shifts: expected at least one start, got none")
-    agreeing = sum(value >= best.value - _AGREEMENT for value in values)
-    return Search(best.value, best.gradient_norm, evaluations, len(values), agreeing)
+        set_flat(parameters, start + start.new_tensor(shift).repeat_interleave(sizes))
+        optimum = maximize(objective, parameters, threshold, max_evaluations)
+        found.append((optimum, flat(parameters)))
+    best, best_x = max(found, key=lambda each: each[0].value)
+    set_flat(parameters, best_x)
+    return Optimum(
+        best.value,
+        best.gradient_norm,
+        sum(optimum.num_evaluations for optimum, _ in found),
+        len(found),
+        sum(optimum.value >= best.value - _AGREEMENT for optimum, _ in found),
+    )
 
 
 def start_shifts(
@@ -81,7 +88,7 @@ def start_shifts(
     num_parameters
         Parameters are shifted as a whole, the first ones first.
     num_restarts
-        How many starts besides the first; None: all combinations of up to three parameters.
+        The number of starts besides the first; None: all combinations of up to three parameters.
     generator
         Draws further shifts, from N(0, 4²), where the combinations are used up; a fixed seed by
         default.
@@ -108,69 +115,77 @@ def maximize(
     parameters: Sequence[Tensor],
     threshold: float,
     max_evaluations: int,
-) -> Search:
+) -> Optimum:
     """L-BFGS on `parameters`, in place, until the largest derivative is below `threshold`.
 
     Where the objective is not finite or out of range (`OutOfRangeError`), the search turns back.
     The parameters are left at the best point seen.
     """
-    best = Search(-math.inf, math.inf, 0)
-    best_x = np.concatenate([p.detach().cpu().double().reshape(-1).numpy() for p in parameters])
+    best, best_x = Optimum(-math.inf, math.inf, 0), flat(parameters)
 
     def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal best, best_x
-        value, gradient = _value_and_gradient(objective, parameters, x)
-        if value is None:
+        set_flat(parameters, torch.as_tensor(x))
+        found = _value_and_gradient(objective, parameters)
+        if found is None:
             # finite, for the line search interpolates; worse than anything seen
-            return 1e10 + 1e3 * abs(best.value if math.isfinite(best.value) else 0.0), gradient
-        norm = float(np.abs(gradient).max())
-        # gradients still tell points apart whose values rounding has made equal
-        equal = abs(value - best.value) <= 1e-12 * abs(value)
-        if norm < best.gradient_norm if equal else value > best.value:
-            best, best_x = Search(value, norm, 0), x.copy()
-        return -value, -gradient
+            worse = 1e10 + 1e3 * abs(best.value if math.isfinite(best.value) else 0.0)
+            return worse, np.zeros_like(x)
+        value, gradient = found
+        following = Optimum(value, float(gradient.abs().max()), 0)
+        if following.better_than(best):
+            best, best_x = following, flat(parameters)
+        return -value, -gradient.numpy()
 
     found = scipy.optimize.minimize(
         evaluate,
-        best_x,
+        best_x.numpy(),
         jac=True,
         method="L-BFGS-B",
         # stop on the gradient alone: small steps are no proof of an optimum
         options={"gtol": threshold, "ftol": 0.0, "maxfun": max_evaluations, "maxiter": 10**6},
     )
-    _set_flat(parameters, best_x)
-    return Search(best.value, best.gradient_norm, int(found.nfev))
+    set_flat(parameters, best_x)
+    return Optimum(best.value, best.gradient_norm, int(found.nfev))
 
 
 def _value_and_gradient(
-    objective: Callable[[], Tensor], parameters: Sequence[Tensor], x: np.ndarray
-) -> tuple[float | None, np.ndarray]:
-    """Objective and gradient with the parameters set to x; None, 0 where it has no finite value."""
-    nothing = None, np.zeros_like(x)
-    _set_flat(parameters, x)
+    objective: Callable[[], Tensor], parameters: Sequence[Tensor]
+) -> tuple[float, Tensor] | None:
+    """The objective and its flat gradient at the parameters; None where they aren't finite."""
     try:
         with torch.enable_grad():
             value = objective()
-            gradients = torch.autograd.grad(value, parameters, allow_unused=True)
+            gradient = flat_gradient(value, parameters)
     except OutOfRangeError:
-        return nothing
-    flat = [
-        (torch.zeros_like(p) if g is None else g).reshape(-1).to("cpu", torch.float64)
-        for p, g in zip(parameters, gradients, strict=True)
-    ]
-    gradient = torch.cat(flat).numpy()
-    if not (math.isfinite(float(value.detach())) and np.isfinite(gradient).all()):
-        return nothing
+        return None
+    if not (math.isfinite(float(value.detach())) and bool(torch.isfinite(gradient).all())):
+        return None
     return float(value.detach()), gradient
 
 
-def set_values(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copy values into parameters."""
+def flat_gradient(
+    value: Tensor, parameters: Sequence[Tensor], retain_graph: bool = False
+) -> Tensor:
+    """Derivatives in all parameters, as `flat` has them; 0 in those that have no say."""
+    found = torch.autograd.grad(
+        value,
+        parameters,
+        retain_graph=retain_graph,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return flat(found)
+
+
+def flat(parameters: Sequence[Tensor]) -> Tensor:
+    """The values of all parameters, one after the other, float64 on the CPU."""
+    return torch.cat([p.detach().reshape(-1).to("cpu", torch.float64) for p in parameters])
+
+
+def set_flat(parameters: Sequence[Tensor], x: Tensor) -> None:
+    """Copy values, one after the other, into parameters."""
+    pieces = x.split([p.numel() for p in parameters])
     with torch.no_grad():
-        for parameter, value in zip(parameters, values, strict=True):
-            parameter.copy_(value)
-
-
-def _set_flat(parameters: Sequence[Tensor], x: np.ndarray) -> None:
-    pieces = torch.as_tensor(x).split([p.numel() for p in parameters])
-    set_values(parameters, [v.view_as(p) for v, p in zip(pieces, parameters, strict=True)])
+        for parameter, values in zip(parameters, pieces, strict=True):
+            parameter.copy_(values.view_as(parameter))

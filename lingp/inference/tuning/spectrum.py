@@ -1,174 +1,239 @@
-"""The evidence as a function of scales: prior variance and noise, from one eigendecomposition.
+"""Every common scale of prior variances and curvature from one eigendecomposition.
 
-With the eigenvalues λ of Φ Φᵀ at some hyperparameters, the prior variance s times as large and the
-curvature t times (noise 1/t times as large), the evidence is a sum over eigenvalues,
+With Φ the whitened Jacobian at some prior variances Σ0 and curvature root R, and
+Φᵀ Φ = V diag(λ) Vᵀ, the variances s Σ0 and the curvature t Λ (noise 1/t times as large) give
 
-    network mean  log p(y | f*) - ½ [ |Σ0^{-1/2} (θ* - μ0)|²/s + Σ_i log(1 + st λ_i) ]
-    refit mean    log p(y | f = y) - ½ [ t (Σ_i u_i²/(1 + st λ_i) + rest) + Σ_i log(1 + st λ_i) ]
+    log det     Σ_i log(1 + st λ_i)
+    Cov f*      s [ S* + Q* diag(1 / (1 + st λ)) Q*ᵀ ],    Q* = J* Σ0^{1/2} V,
+                                                           S* = J* Σ0 J*ᵀ - Q* Q*ᵀ
+    mean f*     f_lin(μ0) + st Q* (b / (1 + st λ)),        b = Vᵀ Φᵀ z       (quadratic likelihoods)
 
-with u = Uᵀ z of the whitened residual z at the prior's mean, and `rest` the part of its square
-outside the range of Φ. Any number of values of s and t then costs nothing. Φᵀ Φ has the same
-eigenvalues and serves when P < N·K.
+S* is the prior variance no datum speaks of; in weight space V is square and S* = 0. In function
+space Φ Φᵀ = U diag(λ) Uᵀ and V = Φᵀ U diag(λ^{-1/2}) is never formed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from lingp.inference.exact import Exact, as_method
+from lingp.inference.factorize import ROUNDING_LIMIT, rounding_loss
 from lingp.inference.laplace import LinearizedLaplace
-from lingp.inference.tuning.scaled_spectrum import (
-    ScaledSpectrum,
-    common_noise,
-    spectrum_resolved,
-    squared_jacobian,
-    works_in_a_space,
-)
+from lingp.inference.training_set import TrainingSet
+from lingp.inference.weight_space import WeightSpace, weighted_ggn
+from lingp.likelihoods import Gaussian
+from lingp.linalg.psd import nearest_psd
+from lingp.linearization import Factors
+from lingp.operators import diagonal_blocks, gram
+from lingp.runtime.memory import available_memory
 
-Parts = tuple[Tensor, Tensor]
-"""Two parts of the evidence: log p(y | f) - ½ |e|² at the mean, and log det(I + Φ Φᵀ)."""
-
-PartsAt = Callable[[Tensor, Tensor], Parts]
-"""The parts at scales (s, t)."""
+_KEPT_SHARE = 0.25  # of free memory, for rows in the eigenbasis
 
 
-@dataclass(frozen=True)
-class CommonScales:
-    """The current hyperparameters as scales of those they had when this was made.
+class Spectrum:
+    """The eigendecomposition of Φ Φᵀ or Φᵀ Φ at the current hyperparameters, which are scale 1.
+
+    Parameters
+    ----------
+    laplace
+        A model for which `works_in_a_space` and `has_fixed_curvature` hold. Its hyperparameters may
+        move afterwards.
+    with_vectors
+        Whether eigenvectors are wanted, which take longer.
 
     Attributes
     ----------
-    laplace
-        An isotropic prior, or one that stays; noise common to all data, or a likelihood that stays.
-    variance, noise
-        Prior variance and noise at scale 1; None where the scale is always 1.
+    eigenvalues
+        λ, (k,): all P of them in weight space, all N·K in function space.
+    vectors
+        V (P x P) in weight space, U (N·K x N·K) in function space; empty if they aren't wanted.
+    in_weight_space
+        Whether the decomposition is that of Φᵀ Φ.
+    residual, coordinates
+        z, the whitened residual at the prior's mean (N x K), and b (k,); for a refitted mean.
     """
 
-    laplace: LinearizedLaplace
-    variance: Tensor | None
-    noise: Tensor | None
-
-    @classmethod
     @torch.no_grad()
-    def of(cls, laplace: LinearizedLaplace) -> CommonScales:
-        """With the current hyperparameters as scale 1."""
-        variance = laplace.prior.variances()[0] if laplace.prior.isotropic else None
-        return cls(laplace, variance, common_noise(laplace))
+    def __init__(self, laplace: LinearizedLaplace, *, with_vectors: bool = True) -> None:
+        self.laplace = laplace
+        self.in_weight_space = as_method(laplace.method) == Exact(WeightSpace)
+        self._variances, noise = laplace.prior.variances(), _common_noise(laplace)
+        self._noise = None if noise is None else noise.clone()  # which may be the raw value itself
+        self._root = laplace.curvature_root()
+        squared = self._squared_jacobian()
+        if with_vectors:
+            values, self.vectors = torch.linalg.eigh(squared)
+        else:
+            values, self.vectors = torch.linalg.eigvalsh(squared), squared.new_empty(0)
+        self.eigenvalues = values.clamp(min=0)
+        if laplace.mean == "refit":
+            self.residual = laplace.data_term.whitened_residual(laplace.prior_outputs())
+            self.coordinates = self._coordinates()
 
-    def __call__(self) -> tuple[Tensor, Tensor]:
-        """Scales s of the prior's variances and t of the curvature, 0-d, with a graph."""
-        like = self.laplace.training.outputs
+    def scales(self) -> tuple[Tensor, Tensor]:
+        """The current s and t, 0-d, with a graph: of an isotropic prior and of common noise."""
+        prior, like = self.laplace.prior, self.laplace.training.outputs
         s, t = like.new_ones(()), like.new_ones(())
-        if self.variance is not None:
-            s = (self.laplace.prior.variances()[0] / self.variance).to(like)
-        noise = common_noise(self.laplace)
-        if self.noise is not None and noise is not None:
-            t = (self.noise / noise).to(like)
+        if prior.isotropic:
+            s = (prior.variances()[0] / self._variances[0]).to(like)
+        noise = _common_noise(self.laplace)
+        if noise is not None and self._noise is not None:
+            t = (self._noise / noise).to(like)
         return s, t
 
+    def log_determinant(self, st: Tensor) -> Tensor:
+        """log det(I + Φ Φᵀ), 0-d."""
+        return (st * self.eigenvalues).log1p().sum()
 
-def only_scales(laplace: LinearizedLaplace) -> bool:
-    """Whether all that is free is an isotropic precision and one noise variance.
+    def kept(self, st: Tensor | float) -> Tensor:
+        """1 / (1 + st λ): how much of each direction's prior variance is left, (k,)."""
+        return 1 / (1 + st * self.eigenvalues)
 
-    The curvature then changes by a factor only, if it doesn't move with the posterior's mean.
+    @torch.no_grad()
+    def resolved(self, tolerance: float, st: float | None = None) -> bool:
+        """Whether rounding of the eigenvalues leaves what is computed from them intact.
+
+        n·eps·λ_max also bounds the error of log det(I + Φ Φᵀ): one below `tolerance` nats will do.
+        By default at the current scales.
+        """
+        if st is None:
+            st = float(torch.stack(self.scales()).prod())
+        largest = st * float(self.eigenvalues.max())
+        loss = rounding_loss(largest, len(self.eigenvalues), self.eigenvalues.dtype)
+        return loss < max(ROUNDING_LIMIT, tolerance)
+
+    def _coordinates(self) -> Tensor:
+        """b = Vᵀ Φᵀ z, (k,)."""
+        if not self.in_weight_space:
+            return self.eigenvalues.sqrt() * (self.vectors.mT @ self.residual.reshape(-1))
+        weighted = self._root.apply(self.residual.unsqueeze(-1))
+        gradient = self.laplace.training.t_matmul(weighted).squeeze(-1)
+        return self.vectors.mT @ (self._scale() * gradient)
+
+    def rows(self, data: TrainingSet) -> Iterator[tuple[slice, ScaledRows]]:
+        """Some rows of data after the other."""
+        each = 4 * data.outputs[0].nbytes * len(self.eigenvalues)
+        for rows, factors in data.pieces(max(1, data.chunk_bytes // each)):
+            with torch.no_grad():
+                basis, unseen = self._basis(factors)
+                mean = data.outputs[rows]
+                if self.laplace.mean == "refit":
+                    deviation = self.laplace.prior_deviation().unsqueeze(-1)
+                    mean = mean + factors.matmul(deviation).squeeze(-1)
+            yield rows, ScaledRows(self, mean, basis, unseen)
+
+    def _basis(self, factors: Factors) -> tuple[Tensor, Tensor | None]:
+        """Q* (n x C x k) and S* (n x C x C), None where it is zero."""
+        training, shape = self.laplace.training, (factors.num_data, factors.num_outputs)
+        if self.in_weight_space:
+            rows = factors.jacobian().flatten(0, 1) * self._scale()
+            return (rows @ self.vectors).unflatten(0, shape), None
+        variances = self._variances.to(training.outputs)
+        cross = gram(training.factors(), factors, variances=variances)  # (N·C, n·C)
+        cross = cross.view(training.num_data, training.num_outputs, -1)
+        basis = self._root.t_apply(cross).flatten(0, 1).mT @ self.vectors  # (n·C, N·K)
+        basis = (basis * self._inverse_root()).unflatten(0, shape)
+        return basis, nearest_psd(diagonal_blocks(factors, variances) - basis @ basis.mT)
+
+    def _inverse_root(self) -> Tensor:
+        """λ^{-1/2}, zero where rounding has eaten the eigenvalue."""
+        tiny = len(self.eigenvalues) * torch.finfo(self.eigenvalues.dtype).eps
+        seen = self.eigenvalues > tiny * self.eigenvalues.max()
+        return torch.where(seen, self.eigenvalues, torch.inf).rsqrt()
+
+    def _squared_jacobian(self) -> Tensor:
+        """Φᵀ Φ (P x P) or Φ Φᵀ (N·K x N·K), in the space the method works in."""
+        training, root = self.laplace.training, self._root
+        if self.in_weight_space:
+            scale = self._scale()
+            return scale.unsqueeze(-1) * weighted_ggn(training, root) * scale
+        variances = self._variances.to(training.outputs)
+        if self.laplace.prior.isotropic:
+            return root.congruence(variances[0] * training.unit_gram())
+        return root.congruence(gram(training.factors(), variances=variances))
+
+    def _scale(self) -> Tensor:
+        """The diagonal of Σ0^{1/2}, (P,)."""
+        training = self.laplace.training
+        return training.per_weight(self._variances.to(training.outputs)).sqrt()
+
+
+@dataclass(frozen=True)
+class ScaledRows:
+    """Rows of inputs in the eigenbasis: their posterior at every scale.
+
+    Attributes
+    ----------
+    spectrum
+        The eigendecomposition.
+    mean
+        f_lin(μ0), for the network's mean its outputs, (n x C).
+    basis
+        Q*, (n x C x k).
+    unseen
+        S*, (n x C x C); None where it is zero.
     """
+
+    spectrum: Spectrum
+    mean: Tensor
+    basis: Tensor
+    unseen: Tensor | None
+
+    @classmethod
+    def cat(cls, parts: Sequence[ScaledRows]) -> ScaledRows:
+        """The rows of several pieces."""
+        mean, basis = torch.cat([p.mean for p in parts]), torch.cat([p.basis for p in parts])
+        unseen = [p.unseen for p in parts if p.unseen is not None]
+        return cls(parts[0].spectrum, mean, basis, torch.cat(unseen) if unseen else None)
+
+    def moments(self, s: Tensor | float, t: Tensor | float) -> tuple[Tensor, Tensor]:
+        """Mean (n x C) and covariance (n x C x C) of each row's outputs, differentiable."""
+        spectrum, mean = self.spectrum, self.mean
+        kept = spectrum.kept(s * t)
+        if spectrum.laplace.mean == "refit":
+            mean = mean + s * t * (self.basis @ (kept * spectrum.coordinates))
+        covariance = (self.basis * kept) @ self.basis.mT
+        return mean, s * (covariance if self.unseen is None else covariance + self.unseen)
+
+
+def basis_fits(data: TrainingSet, rank: int) -> bool:
+    """Whether so many coordinates of every output take little of the free memory."""
+    size = data.outputs.nbytes * rank
+    return size < _KEPT_SHARE * available_memory(data.outputs.device)
+
+
+def works_in_a_space(laplace: LinearizedLaplace) -> bool:
+    """Whether the inference method is exact, so that its matrix has an eigendecomposition."""
+    return isinstance(as_method(laplace.method), Exact)
+
+
+def has_fixed_curvature(laplace: LinearizedLaplace) -> bool:
+    """Whether the evidence's curvature doesn't move with the posterior's mean."""
+    return laplace.mean == "network" or laplace.data_term.is_quadratic
+
+
+def has_spectral_evidence(laplace: LinearizedLaplace) -> bool:
+    """Whether one eigendecomposition gives the evidence at all values of what is free."""
+    return works_in_a_space(laplace) and has_fixed_curvature(laplace) and _only_scales(laplace)
+
+
+def _only_scales(laplace: LinearizedLaplace) -> bool:
+    """Whether all that is free is an isotropic precision and one noise variance."""
     scales = list(laplace.prior.parameters()) if laplace.prior.isotropic else []
-    if common_noise(laplace) is not None:
+    if _common_noise(laplace) is not None:
         scales.append(laplace.likelihood.raw_noise)
     known = {id(p) for p in scales}
     free = [p for m in (laplace.prior, laplace.likelihood) for p in m.parameters()]
     return all(id(p) in known for p in free if p.requires_grad)
 
 
-def has_spectral_evidence(laplace: LinearizedLaplace) -> bool:
-    """Whether prior and likelihood have the form that one eigendecomposition serves."""
-    fixed_curvature = laplace.mean == "network" or laplace.data_term.is_quadratic
-    return works_in_a_space(laplace) and fixed_curvature and only_scales(laplace)
-
-
-@dataclass(frozen=True)
-class SpectralEvidence:
-    """The evidence at all scales; call it for the evidence at the current hyperparameters.
-
-    Attributes
-    ----------
-    scales
-        Of the current hyperparameters.
-    eigenvalues
-        Of Φ Φᵀ or Φᵀ Φ at scale 1, (k,).
-    parts_at
-        The evidence as a function of scales.
-    """
-
-    scales: CommonScales
-    eigenvalues: Tensor
-    parts_at: PartsAt
-
-    def parts(self) -> Parts:
-        """At the current hyperparameters, with a graph."""
-        return self.parts_at(*self.scales())
-
-    def __call__(self) -> Tensor:
-        fit, log_determinant = self.parts()
-        return fit - 0.5 * log_determinant
-
-    @torch.no_grad()
-    def resolved(self, tolerance: float = 0.0) -> bool:
-        """Whether rounding of the eigenvalues leaves the current evidence intact.
-
-        Or wrong by less than `tolerance` nats.
-        """
-        s, t = self.scales()
-        return spectrum_resolved(self.eigenvalues, float(s * t), tolerance)
-
-
-@torch.no_grad()
-def spectral_evidence(laplace: LinearizedLaplace) -> SpectralEvidence:
-    """One eigendecomposition at the current hyperparameters; see `has_spectral_evidence`."""
-    if laplace.mean == "network":
-        values, parts = _network_parts(laplace)
-    else:
-        values, parts = _refit_parts(laplace)
-    return SpectralEvidence(CommonScales.of(laplace), values, parts)
-
-
-def _network_parts(laplace: LinearizedLaplace) -> tuple[Tensor, PartsAt]:
-    training = laplace.training
-    values = torch.linalg.eigvalsh(squared_jacobian(laplace)).clamp(min=0)
-    variances = training.per_weight(laplace.prior.variances().to(training.outputs))
-    penalty = (laplace.prior_deviation().square() / variances).sum()
-
-    def parts(s: Tensor, t: Tensor) -> Parts:
-        log_likelihood = laplace.data_term.log_prob(training.outputs)
-        return log_likelihood - 0.5 * penalty / s, (s * t * values).log1p().sum()
-
-    return values, parts
-
-
-def _refit_parts(laplace: LinearizedLaplace) -> tuple[Tensor, PartsAt]:
-    data, outputs = laplace.data_term, laplace.prior_outputs()
-    spectrum = ScaledSpectrum.of(laplace)
-    values = spectrum.eigenvalues
-    z = data.whitened_residual(outputs)
-    square = laplace.training.shards.sum(z.square().sum())
-    if spectrum.in_weight_space:
-        # below rounding, an eigenvalue and its share of the residual are both noise
-        tiny = len(values) * torch.finfo(values.dtype).eps * values.max()
-        projected = spectrum.coordinates(z).square()
-        misfit = torch.where(values > tiny, projected / values.clamp(min=tiny), 0.0)
-        rest = (square - misfit.sum()).clamp(min=0)
-    else:
-        misfit = (spectrum.vectors.mT @ z.reshape(-1)).square()
-        rest = torch.zeros_like(square)
-    normalizer = data.log_prob(outputs) + 0.5 * square  # log p(y | f = y)
-    num_observed = data.num_observed
-
-    def parts(s: Tensor, t: Tensor) -> Parts:
-        scaled = s * t * values
-        square = t * ((misfit / (1 + scaled)).sum() + rest)
-        return normalizer + 0.5 * (num_observed * t.log() - square), scaled.log1p().sum()
-
-    return values, parts
+def _common_noise(laplace: LinearizedLaplace) -> Tensor | None:
+    """The noise variance that divides all curvature, 0-d with a graph, where there is one."""
+    likelihood = laplace.likelihood
+    if isinstance(likelihood, Gaussian) and likelihood.raw_noise.dim() == 0:
+        return likelihood.noise
+    return None

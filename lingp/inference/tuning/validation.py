@@ -22,18 +22,19 @@ import math
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from lingp.inference.laplace import LinearizedLaplace
 from lingp.inference.mean_scale import Matched
 from lingp.inference.training_set import TrainingSet
-from lingp.inference.tuning.scale_search import Found, search_grid, search_uphill
+from lingp.inference.tuning.scale_search import Scales, search_grid, search_uphill
 from lingp.inference.tuning.validation_density import Factor, ValidationDensity
 from lingp.likelihoods import Gaussian, Tempered
 from lingp.operators.batches import Batch
 from lingp.runtime.progress import count
+from lingp.runtime.restoring import restored_on_error
 
 _SPAN = 1e6
 _TYPICAL = 10.0  # factor by which a prior found without validation data may be off
@@ -45,7 +46,7 @@ class BoundaryWarning(UserWarning):
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """What `tune_on_validation` did.
+    """The result of `tune_on_validation`.
 
     Attributes
     ----------
@@ -53,14 +54,14 @@ class ValidationResult:
         Sum of the log predictive densities of the validation rows before and after; of expected
         curvature to about 1e-4 per row.
     num_rows
-        Of validation data.
+        The number of validation rows.
     scales
-        By what factor each kind of hyperparameter was multiplied: "prior variances", and "noise" or
-        "temperature" where the likelihood has one that is free.
+        The factor of each kind of hyperparameter: "prior variances", and "noise"
+        or "temperature" where the likelihood has one that is free.
     at_boundary
         Whether the best factors lie at the edge of what was searched.
     num_evaluations
-        How many factors were tried.
+        The number of factors that were tried.
     mean
         Whose mean predictions have: "network" or "refit".
     method
@@ -102,7 +103,6 @@ def tune_on_validation(
     laplace: LinearizedLaplace,
     batches: Iterable[Batch],
     *,
-    method: str | None = None,
     span: float | None = None,
     typical_factor: float | None = None,
     max_evaluations: int = 500,
@@ -116,27 +116,25 @@ def tune_on_validation(
     Parameters
     ----------
     laplace
-        Of hyperparameters that require grad, it moves prior precisions, keeping their ratios, and
-        the noise of `Gaussian` or the temperature of `Tempered`; others stay.
+        The model. Of its hyperparameters that require grad, prior precisions are moved, which keep
+        their ratios, and the noise of `Gaussian` or the temperature of `Tempered`; others stay.
     batches
-        Of (inputs, checked targets, weights or None), not among the training data.
-    method
-        How the likelihood computes its predictive; its first method by default.
+        Batches of (inputs, checked targets, weights or None), not among the training data.
     span
         The largest factor to try, up and down. None: 10⁶, and 10¹² where one eigendecomposition
         gives all factors and the best of them lies at that edge.
     typical_factor
-        What change to expect, before the validation data are seen: the standard deviation of a
+        The change to expect before the validation data are seen: the standard deviation of a
         log-normal density of each factor, with median 1, which is counted like another row. A few
         rows that nothing is wrong with then change little. None: all factors are alike; but ten
         where the mean is scaled, which leaves little to tell factors by.
     max_evaluations
-        Most factors to try after the grid.
+        The most factors to try after the grid.
     scale_mean
         Whether the mean of class labels is scaled too, as these rows like it best; relative to the
         rule, so that the model stays as sure when other things change.
     generator
-        For predictive methods that draw: all factors are compared with the same draws.
+        The source of draws, for likelihoods that draw: all factors are compared with the same.
 
     Raises
     ------
@@ -152,86 +150,91 @@ def tune_on_validation(
     if scale_mean and typical_factor is None:
         typical_factor = _TYPICAL
     factors = _free_factors(laplace)
-    with torch.no_grad():
-        rows = TrainingSet.collect(
-            laplace.training.linearized,
-            _some(batches),
-            keep_bytes=sys.maxsize if laplace.training.factors_kept else 0,
-            chunk_bytes=laplace.training.chunk_bytes,
-            progress=laplace.training.progress,
-            shards=laplace.training.shards,
-        )
-        density = ValidationDensity(
-            laplace, rows, factors, method, generator, typical_factor, scale_mean
-        )
-        with count("validating", show=laplace.training.progress) as step:
-            limit = math.log(_SPAN if span is None else span)
-            if density.spectrum is None and len(factors) == 1:
-                # with a free scale the density is too flat for a search between decades
-                between = min(max_evaluations, 1) if scale_mean else max_evaluations
-                found = search_uphill(density, limit, between, step)
-            else:
-                found = search_grid(density, len(factors), limit, max_evaluations, step)
-                if found.at_boundary and span is None and density.spectrum is not None:
-                    limit *= 2
-                    found = search_grid(density, len(factors), limit, max_evaluations, step)
-    if not math.isfinite(found.value):
-        density.set((0.0,) * len(factors))
-        raise ValueError(
-            "batches: the log predictive density of the validation data is not finite at any of "
-            f"the {found.num_evaluations} hyperparameters tried; nothing was changed"
-        )
-    if scale_mean:
-        found = _settled(density, found, limit)
-    density.set(found.best)
-    scale = density.tried[found.best].mean_scale if scale_mean else None
-    if scale is not None:
-        laplace.mean_scale = Matched(scale / laplace.matched())
-    result = ValidationResult(
-        found.initial_value,
-        found.value - density.beside_rows(found.best),
-        rows.shards.num_rows,
-        {f.name: math.exp(x) for f, x in zip(factors, found.best, strict=True)},
-        found.at_boundary,
-        found.num_evaluations,
-        laplace.mean,
-        "factorisations" if density.spectrum is None else "eigendecomposition",
-        scale,
-        density.network_value(),
-    )
-    if found.at_boundary:
-        meaning = (
-            "the validation data say little about them. Raise span, or use more validation data"
-        )
-        if result.scales.get("prior variances", 1.0) < 1 and result.network_value is not None:
-            meaning = (
-                "these rows prefer the network alone, but for the scale of its outputs; far from "
-                "the data, predictions are then as sure as its own"
+    with restored_on_error(laplace, laplace.prior, laplace.likelihood):
+        with torch.no_grad():
+            rows = TrainingSet.collect(
+                laplace.training.linearized,
+                _some(batches),
+                keep_bytes=sys.maxsize if laplace.training.factors_kept else 0,
+                chunk_bytes=laplace.training.chunk_bytes,
+                progress=laplace.training.progress,
+                shards=laplace.training.shards,
             )
-        warnings.warn(
-            f"the best hyperparameters found lie at the edge of what was searched: {result}; "
-            f"{meaning}",
-            BoundaryWarning,
-            stacklevel=4,
+            density = ValidationDensity(
+                laplace, rows, factors, generator, typical_factor, scale_mean
+            )
+            with count("validating", show=laplace.training.progress) as density.step:
+                best, at_boundary = _search(density, span, max_evaluations)
+        density.set(best)
+        tried = density.tried[best]
+        if scale_mean:
+            laplace.mean_scale = Matched(tried.mean_scale / laplace.matched())
+        comparable = laplace.mean == "network" and laplace.likelihood.saturates
+        result = ValidationResult(
+            density.initial_value(),
+            density.of_rows(best),
+            rows.shards.num_rows,
+            {f.name: math.exp(x) for f, x in zip(factors, best, strict=True)},
+            at_boundary,
+            len(density.values),
+            laplace.mean,
+            "factorisations" if density.spectrum is None else "eigendecomposition",
+            tried.mean_scale if scale_mean else None,
+            density.alone(1.0) if comparable else None,
         )
+        if at_boundary:
+            _warn_of_boundary(result)
     return result
 
 
-def _settled(density: ValidationDensity, found: Found, limit: float) -> Found:
+def _search(
+    density: ValidationDensity, span: float | None, max_evaluations: int
+) -> tuple[Scales, bool]:
+    """The best factors, and whether they lie at the edge of what was searched."""
+    limit = math.log(_SPAN if span is None else span)
+    if density.spectrum is None and density.num_factors == 1:
+        # with a free scale the density is too flat for a search between decades
+        between = min(max_evaluations, 1) if density.free_scale else max_evaluations
+        best, at_boundary = search_uphill(density, limit, between)
+    else:
+        best, at_boundary = search_grid(density, limit, max_evaluations)
+        if at_boundary and span is None and density.spectrum is not None:
+            limit *= 2
+            best, at_boundary = search_grid(density, limit, max_evaluations)
+    if not math.isfinite(density.values[best]):
+        raise ValueError(
+            "batches: the log predictive density of the validation data is not finite at any of "
+            f"the {len(density.values)} hyperparameters tried; nothing was changed"
+        )
+    if density.free_scale:
+        return _settled(density, best, at_boundary, limit)
+    return best, at_boundary
+
+
+def _settled(
+    density: ValidationDensity, found: Scales, at_boundary: bool, limit: float
+) -> tuple[Scales, bool]:
     """The least change that the rows can't tell from the best, the network alone included."""
-    best, edge = found.best, (-limit, *(0.0 for _ in density.factors[1:]))
+    best, edge = found, (-limit, *(0.0 for _ in density.factors[1:]))
     reachable = density.laplace.mean == "network" and density.factors[0].name == "prior variances"
-    if reachable and density.without_variance() + density.log_prior(edge) > found.value:
+    if reachable and density.alone() + density.log_prior(edge) > density.values[found]:
         density([edge])  # the search has passed the network by
         best = max(best, edge, key=density.values.__getitem__)
     least = min(density.as_good_as(best), key=lambda x: sum(v * v for v in x))
-    return replace(
-        found,
-        best=least,
-        initial_value=density.initial_value,
-        value=density.values[least],
-        at_boundary=least == edge or (found.at_boundary and least == found.best),
-        num_evaluations=len(density.values),
+    return least, least == edge or (at_boundary and least == found)
+
+
+def _warn_of_boundary(result: ValidationResult) -> None:
+    meaning = "the validation data say little about them. Raise span, or use more validation data"
+    if result.scales.get("prior variances", 1.0) < 1 and result.network_value is not None:
+        meaning = (
+            "these rows prefer the network alone, but for the scale of its outputs; far from the "
+            "data, predictions are then as sure as its own"
+        )
+    warnings.warn(
+        f"the best hyperparameters found lie at the edge of what was searched: {result}; {meaning}",
+        BoundaryWarning,
+        stacklevel=5,
     )
 
 
@@ -245,17 +248,13 @@ def _some(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def _free_factors(laplace: LinearizedLaplace) -> list[Factor]:
-    prior, likelihood = laplace.prior, laplace.likelihood
-    kinds = [("prior variances", prior, "precision", True)]
+    likelihood = laplace.likelihood
+    factors = [Factor("prior variances", laplace.prior, "precision", -1)]
     if isinstance(likelihood, Gaussian):
-        kinds.append(("noise", likelihood, "noise", False))
+        factors.append(Factor("noise", likelihood, "noise", 1))
     elif isinstance(likelihood, Tempered):
-        kinds.append(("temperature", likelihood, "temperature", False))
-    factors = [
-        Factor(name, owner, f"raw_{value}", getattr(owner, value).detach().clone(), inverse)
-        for name, owner, value, inverse in kinds
-        if getattr(owner, f"raw_{value}").requires_grad
-    ]
+        factors.append(Factor("temperature", likelihood, "temperature", 1))
+    factors = [factor for factor in factors if factor.raw.requires_grad]
     if not factors:
         raise ValueError(
             "there is nothing to tune: neither the prior's precision nor the likelihood's noise or "

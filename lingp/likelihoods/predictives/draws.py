@@ -95,12 +95,6 @@ class AffineMixture(PredictiveOfMoments):
             nodes = self.location[rows] + torch.einsum("ncd,sd->snc", self._root[rows], self.normal)
             yield rows, nodes, None if self.known is None else self.known[rows]
 
-    def mean_alone(self) -> Tensor:
-        """E y, (N x M), without the variances that `mean` is computed with."""
-        return torch.cat(
-            [self.likelihood.conditional_mean(f, known).mean(0) for _, f, known in self._chunks()]
-        )
-
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
         """E y, Var E[y | f] and E Var[y | f], (N x M)."""

@@ -20,8 +20,9 @@ from lingp.inference import (
 )
 from lingp.inference.factorize import OutOfRangeError
 from lingp.inference.tuning import hyperparameters as module
+from lingp.inference.tuning.objectives import SpectralEvidence
 from lingp.inference.tuning.search import maximize, maximize_from_starts, start_shifts
-from lingp.inference.tuning.spectrum import has_spectral_evidence, spectral_evidence
+from lingp.inference.tuning.spectrum import has_spectral_evidence
 from lingp.likelihoods import Categorical, Gaussian, Poisson, StudentT, Tempered
 from lingp.models import LinearizedGP
 from lingp.priors import Isotropic, Layerwise
@@ -37,10 +38,10 @@ def test_spectral_evidence_is_the_evidence(case, space, mean):
     net, x, y, _ = case.build(num_data=20)
     prior, likelihood = Isotropic(0.7, mean=0.1), Gaussian(0.2)
     laplace = make_laplace(net, x, y, prior, likelihood, space, mean)
-    evidence = spectral_evidence(laplace)
+    evidence = SpectralEvidence(laplace)
     for precision, noise in ((0.7, 0.2), (10.0, 0.01), (0.01, 3.0)):
         prior.precision, likelihood.noise = precision, noise
-        actual = evidence()
+        actual = evidence.value()
         expected = laplace.log_marginal_likelihood()
         assert actual.item() == pytest.approx(expected.item(), rel=1e-8)
         parameters = [prior.raw_precision, likelihood.raw_noise]
@@ -374,11 +375,11 @@ def test_rounding_below_the_tolerance_does_not_cost_a_factorisation_per_evaluati
         gp.likelihood.raw_noise.requires_grad_(False)
         gp.fit(x, y, progress=False)
         laplace = gp.laplace
-        eigenvalues = spectral_evidence(laplace).eigenvalues
+        eigenvalues = SpectralEvidence(laplace).spectrum.eigenvalues
         # between what the two tolerances allow
         loss = len(eigenvalues) * torch.finfo(torch.float64).eps * float(eigenvalues.max())
         assert 1e-2 < loss < 4.0
-        assert spectral_evidence(laplace).resolved(tolerance * 40) == from_spectrum
+        assert SpectralEvidence(laplace).resolved(tolerance * 40) == from_spectrum
         found = gp.optimize_hyperparameters(
             objective="evidence", method=method, tolerance=tolerance, num_restarts=0
         )

@@ -9,7 +9,9 @@ import torch
 from laplace_cases import CASES, KINDS, Case, dense_jacobian, hyperparameters, make_laplace
 
 from lingp.inference import LinearizedLaplace, RoundingWarning, TrainingSet, factorize
-from lingp.inference.tuning.leave_one_out import cavity, leave_one_out, spectral_leave_one_out
+from lingp.inference.mean_scale import Matched
+from lingp.inference.tuning.leave_one_out import cavity, leave_one_out
+from lingp.inference.tuning.objectives import LeaveOneOutDensity, SpectralLeaveOneOut
 from lingp.likelihoods import (
     Bernoulli,
     Categorical,
@@ -82,10 +84,10 @@ def test_the_spectrum_gives_the_same_at_every_scale(space, mean):
     net, x, y, _ = CASES[1].build()
     prior, likelihood = hyperparameters("isotropic/scalar", 3)
     laplace = make_laplace(net, x, y, prior, likelihood, space, mean)
-    spectral = spectral_leave_one_out(laplace)
+    spectral = SpectralLeaveOneOut(laplace)
     for precision, noise in ((0.7, 0.2), (10.0, 0.01), (0.01, 3.0)):
         prior.precision, likelihood.noise = precision, noise
-        actual, expected = spectral(), leave_one_out(laplace).total()
+        actual, expected = spectral.value(), leave_one_out(laplace).total()
         assert actual.item() == pytest.approx(expected.item(), rel=1e-8)
         parameters = [prior.raw_precision, likelihood.raw_noise]
         for a, e in zip(
@@ -234,6 +236,32 @@ def test_float32_knows_data_alone_in_their_direction(space):
             found.append(leave_one_out(laplace).covariance.double().reshape(-1))
     assert (1e-6 / (found[1] + 1e-6)).min() < 1e-7
     torch.testing.assert_close(*found, rtol=2e-2, atol=0)
+
+
+@pytest.mark.parametrize("rule", [2.0, Matched(1.5)])
+def test_labels_are_predicted_with_the_scale_of_the_mean(rule):
+    """The mean without a datum, s times as far from zero; a search holds s as it finds it."""
+    laplace = other("categorical", "network", prior=Isotropic(0.05))
+    plain = leave_one_out(laplace)
+    laplace.mean_scale = rule
+    found, scale = leave_one_out(laplace), laplace.scale_of_mean()
+    assert found.mean_scale == scale > 1
+    torch.testing.assert_close(found.mean, plain.mean)
+    expected = Categorical().predictive(scale * plain.mean, plain.covariance)
+    targets = laplace.training.targets
+    torch.testing.assert_close(found.log_predictive(), expected.log_prob(targets))
+    objective = LeaveOneOutDensity(laplace)
+    spectral = objective.spectral()
+    laplace.prior.precision = 1.0
+    assert objective.value().item() == pytest.approx(spectral.value().item(), rel=1e-8)
+    assert objective.laplace.scale_of_mean() == scale
+    (slope,) = torch.autograd.grad(objective.value(), [laplace.prior.raw_precision])
+    values = []
+    with torch.no_grad():
+        for step in (1e-4, -2e-4):
+            laplace.prior.raw_precision += step
+            values.append(float(objective.value()))
+    assert slope.item() == pytest.approx((values[0] - values[1]) / 2e-4, rel=1e-5)
 
 
 def test_leverage_beyond_rounding_is_an_error():

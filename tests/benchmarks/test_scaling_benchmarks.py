@@ -14,7 +14,7 @@ import torch
 
 import lingp
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 CPU = torch.device("cpu")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 HEADER = (
     "dataset,likelihood,method,head,beta,seed,approx,n_train,test_loglik,test_loglik_bayes,"
     "test_loglik_bayes_mean,test_loglik_bayes_mc,test_loglik_bayes_mc_lse,test_mse_standardised,"

@@ -1,16 +1,24 @@
-"""Blocks of training data: some rows, with all outputs or one output at a time."""
+"""A block of training data, and what it says of log det(I + Φ Φᵀ).
+
+A block is some rows, with all outputs or one output at a time.
+"""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
+from lingp.inference.function_space import FunctionSpace
 from lingp.inference.training_set import TrainingSet
+from lingp.inference.weight_space import WeightSpace
 from lingp.likelihoods import CurvatureRoot, DiagonalRoot, UniformRoot
 from lingp.linearization.inputs import Inputs, input_tensors, map_inputs, num_rows, signature
 from lingp.operators.combined import combine_outputs
+from lingp.priors import Prior
 
-Piece = tuple[TrainingSet, CurvatureRoot]
+Block = tuple[TrainingSet, CurvatureRoot]
 """Rows of J and of R: Φ_b = Rᵀ J Σ0^{1/2}."""
 
 
@@ -30,8 +38,8 @@ def rows_of(training: TrainingSet, rows: Tensor) -> TrainingSet:
     return chosen
 
 
-def single_outputs(training: TrainingSet, root: CurvatureRoot) -> list[Piece]:
-    """The data cut into K pieces of one output each: the k-th has the k-th column of each R_n.
+def single_outputs(training: TrainingSet, root: CurvatureRoot) -> list[Block]:
+    """The data cut into K blocks of one output each: the k-th has the k-th column of each R_n.
 
     Parameters
     ----------
@@ -43,9 +51,75 @@ def single_outputs(training: TrainingSet, root: CurvatureRoot) -> list[Piece]:
     Raises
     ------
     ValueError
-        Where derivatives are wanted in hyperparameters of a curvature that mixes outputs.
+        If derivatives are wanted in hyperparameters of a curvature that mixes outputs.
     """
     return [(_combination(training, weights), column) for weights, column in _columns(root)]
+
+
+def log_determinants(block: Block, prior: Prior, scales: list[float]) -> list[Tensor]:
+    """log det(I + s Φ_b Φ_bᵀ) for each s, in the smaller space.
+
+    Parameters
+    ----------
+    block
+        J and R.
+    prior
+        Gives variances.
+    scales
+        s.
+    """
+    training, root = block
+    roots = [root.scaled(training.outputs.new_tensor(math.sqrt(s))) for s in scales]
+    if training.num_data * root.rank > training.num_parameters:
+        return [WeightSpace(training, prior, r).log_determinant() for r in roots]
+    kept: list[Tensor] = []
+    return [_SharedKernel(training, prior, r, kept).log_determinant() for r in roots]
+
+
+@torch.no_grad()
+def rates(block: Block, prior: Prior, total: float) -> tuple[float, float]:
+    """The rates at which blocks close in on log det(I + Φ Φᵀ), from above and from below.
+
+    A block is compared with its halves.
+
+    Parameters
+    ----------
+    block
+        J and R.
+    prior
+        Gives variances.
+    total
+        n, how many such blocks there are.
+
+    Returns
+    -------
+    The fall of n log det(I + Φ_b Φ_bᵀ), and the rise of log det(I + n Φ_b Φ_bᵀ), both >= 0.
+    """
+    training, root = block
+    above, below = map(float, log_determinants(block, prior, [1.0, total]))
+    order = torch.randperm(training.num_data, generator=torch.Generator().manual_seed(0))
+    fall, rise = -total * above, below
+    for half in order.chunk(2):
+        rows = half.sort().values.to(training.outputs.device)
+        smaller = training.subset(rows), root.rows(rows)
+        above, below = map(float, log_determinants(smaller, prior, [1.0, 2 * total]))
+        fall, rise = fall + total * above, rise - 0.5 * below
+    return max(0.0, fall), max(0.0, rise)
+
+
+class _SharedKernel(FunctionSpace):
+    """A function space whose kernel is made once for several roots."""
+
+    def __init__(
+        self, training: TrainingSet, prior: Prior, root: CurvatureRoot, kept: list[Tensor]
+    ) -> None:
+        self.kept = kept
+        super().__init__(training, prior, root)
+
+    def _kernel(self) -> Tensor:
+        if not self.kept:
+            self.kept.append(super()._kernel())
+        return self.kept[0]
 
 
 def _columns(root: CurvatureRoot) -> list[tuple[Tensor, CurvatureRoot]]:

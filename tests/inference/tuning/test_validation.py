@@ -126,9 +126,7 @@ def test_results_dont_depend_on_memory_or_batches(mean, monkeypatch):
             net, x, y, Isotropic(0.7), Gaussian(0.2), "function", mean,
             keep_bytes=0 if small else 1 << 30, chunk_bytes=1000 if small else 1 << 27,
         )  # fmt: skip
-        monkeypatch.setattr(
-            "lingp.inference.tuning.validation_density._KEPT_SHARE", 0.0 if small else 0.25
-        )
+        monkeypatch.setattr("lingp.inference.tuning.spectrum._KEPT_SHARE", 0.0 if small else 0.25)
         parts = zip(
             *(t.split(7 if small else 20) for t in (x_valid, y_valid, weights)), strict=True
         )

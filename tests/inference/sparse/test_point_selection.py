@@ -5,9 +5,9 @@ import torch
 from laplace_cases import CASES, Case, dense_jacobian
 from torch import Tensor
 
-from lingp.inference.sparse.selection import ConditionalVariance, greedy, kmeans_plus_plus, random
+from lingp.inference.sparse.selection import ConditionalVariance, choose_candidates
 
-RULES = {"greedy": greedy, "kmeans++": kmeans_plus_plus, "random": random}
+RULES = ["greedy", "kmeans++", "random"]
 DTYPES = [torch.float64, torch.float32]
 
 
@@ -37,7 +37,7 @@ def block_rows(candidates: list[int], block: int) -> list[int]:
 def test_greedy_takes_the_largest_schur_complement(case, pairs):
     kernel = kernel_of(case, 12)
     block = 1 if pairs else case.num_outputs
-    found = greedy(kernel, block, len(kernel) // block)
+    found = choose_candidates("greedy", kernel, block, len(kernel) // block)
     total = float(kernel.trace())
     chosen: list[int] = []
     compared = 0
@@ -74,7 +74,7 @@ def test_every_step_conditions_on_the_whole_block(block):
 def test_copies_of_chosen_inputs_are_never_chosen(case, rule, dtype):
     kernel = kernel_of(case, 6, repeats=3).to(dtype)
     options = {} if rule == "greedy" else {"generator": torch.Generator().manual_seed(1)}
-    found = RULES[rule](kernel, case.num_outputs, 18, **options)
+    found = choose_candidates(rule, kernel, case.num_outputs, 18, **options)
     originals = (found.chosen % 6).tolist()
     assert sorted(originals) == [*range(6)]
 
@@ -85,7 +85,7 @@ def test_a_rank_deficient_kernel_is_exhausted(pairs, dtype):
     case = CASES[1]  # P = 38, N·C = 90
     kernel = kernel_of(case, 30).to(dtype)
     block = 1 if pairs else case.num_outputs
-    found = greedy(kernel, block, len(kernel) // block)
+    found = choose_candidates("greedy", kernel, block, len(kernel) // block)
     rank = 38 // block
     # a candidate that the others span to rounding only may come on top
     assert rank <= len(found.chosen) <= rank + 3
@@ -104,7 +104,7 @@ def test_outputs_that_are_copies_of_others_change_nothing(dtype):
     kernel = kernel_of(CASES[3], 20)
     copies = torch.tensor([[1, 0, 0, 1, 0], [0, 1, 0, 0, -1], [0, 0, 1, 0, 0]]).double()
     spread = torch.block_diag(*[copies] * 20)
-    found = greedy((spread.mT @ kernel @ spread).to(dtype), 5, 10)
+    found = choose_candidates("greedy", (spread.mT @ kernel @ spread).to(dtype), 5, 10)
     chosen: list[int] = []
     for candidate, residual in zip(found.chosen.tolist(), found.residual.tolist(), strict=True):
         left = schur(kernel, block_rows(chosen, 3)) if chosen else kernel
@@ -122,7 +122,7 @@ def test_rounding_is_not_divided_by_rounding():
     """An output without variance, whose covariances are what rounding left of zero."""
     kernel = torch.diag(torch.tensor([3.0, 1e-30, 1.0, 1.0], dtype=torch.float64))
     kernel[1, 2] = kernel[2, 1] = 1e-16
-    found = greedy(kernel, 2, 2)
+    found = choose_candidates("greedy", kernel, 2, 2)
     assert found.chosen.tolist() == [0, 1]
     assert found.residual.tolist() == pytest.approx([0.4, 0.0], rel=1e-12)
 
@@ -131,7 +131,7 @@ def test_rounding_is_not_divided_by_rounding():
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_nothing_is_left_once_all_candidates_are_chosen(case, rule):
     kernel = kernel_of(case, 8)
-    found = RULES[rule](kernel, case.num_outputs, 8, tolerance=0.0)
+    found = choose_candidates(rule, kernel, case.num_outputs, 8, tolerance=0.0)
     assert float(found.residual[-1]) == 0.0
 
 
@@ -140,7 +140,7 @@ def test_nothing_is_left_once_all_candidates_are_chosen(case, rule):
 def test_tolerance_takes_the_fewest_points_that_reach_it(rule, tolerance):
     kernel = kernel_of(CASES[3], 20)
     options = {} if rule == "greedy" else {"generator": torch.Generator().manual_seed(3)}
-    found = RULES[rule](kernel, 3, 20, tolerance=tolerance, **options)
+    found = choose_candidates(rule, kernel, 3, 20, tolerance=tolerance, **options)
     total = float(kernel.trace())
     for count in range(1, len(found.chosen) + 1):
         left = schur(kernel, block_rows(found.chosen[:count].tolist(), 3)).trace() / total
@@ -151,8 +151,8 @@ def test_tolerance_takes_the_fewest_points_that_reach_it(rule, tolerance):
 
 def test_tolerance_only_cuts_the_greedy_order():
     kernel = kernel_of(CASES[3], 20)
-    whole = greedy(kernel, 3, 20)
-    cut = greedy(kernel, 3, 20, tolerance=0.05)
+    whole = choose_candidates("greedy", kernel, 3, 20)
+    cut = choose_candidates("greedy", kernel, 3, 20, tolerance=0.05)
     assert len(cut.chosen) < len(whole.chosen)
     assert torch.equal(cut.chosen, whole.chosen[: len(cut.chosen)])
 
@@ -174,7 +174,7 @@ def test_first_two_draws_of_kmeans_have_the_stated_probabilities(block):
     generator = torch.Generator().manual_seed(11)
     counts = torch.zeros(5, 5, dtype=torch.float64)
     for _ in range(runs):
-        found = kmeans_plus_plus(kernel, block, 2, generator=generator, num_trials=1)
+        found = choose_candidates("kmeans++", kernel, block, 2, generator=generator, num_trials=1)
         counts[found.chosen[0], found.chosen[1]] += 1
     error = (expected * (1 - expected) / runs).sqrt()
     assert bool(((counts / runs - expected).abs() <= 4 * error).all())
@@ -183,8 +183,8 @@ def test_first_two_draws_of_kmeans_have_the_stated_probabilities(block):
 def test_trials_of_kmeans_keep_the_best_of_their_draws():
     kernel = kernel_of(CASES[3], 10)
     distances = squared_distances(kernel, 3)
-    found = kmeans_plus_plus(
-        kernel, 3, 3, generator=torch.Generator().manual_seed(0), num_trials=2000
+    found = choose_candidates(
+        "kmeans++", kernel, 3, 3, generator=torch.Generator().manual_seed(0), num_trials=2000
     )
     first, second, third = found.chosen.tolist()
     left = torch.minimum(distances[first], distances)  # (10, 10)
@@ -199,7 +199,7 @@ def test_random_takes_every_candidate_equally_often():
     counts = torch.zeros(5, dtype=torch.float64)
     runs = 2000
     for _ in range(runs):
-        chosen = random(kernel, 1, 2, generator=generator).chosen
+        chosen = choose_candidates("random", kernel, 1, 2, generator=generator).chosen
         assert chosen[0] != chosen[1]
         counts[chosen] += 1
     error = (0.4 * 0.6 / runs) ** 0.5
@@ -212,7 +212,7 @@ def test_draws_are_repeatable_and_leave_the_global_state_alone(rule):
 
     def run() -> Tensor:
         options = {} if rule == "greedy" else {"generator": torch.Generator().manual_seed(7)}
-        return RULES[rule](kernel, 3, 6, **options).chosen
+        return choose_candidates(rule, kernel, 3, 6, **options).chosen
 
     state = torch.get_rng_state()
     first, second = run(), run()
@@ -223,7 +223,10 @@ def test_draws_are_repeatable_and_leave_the_global_state_alone(rule):
 
 def test_float32_chooses_as_float64_does():
     kernel = kernel_of(CASES[3], 20)
-    exact, rounded = greedy(kernel, 3, 8), greedy(kernel.float(), 3, 8)
+    exact, rounded = (
+        choose_candidates("greedy", kernel, 3, 8),
+        choose_candidates("greedy", kernel.float(), 3, 8),
+    )
     assert torch.equal(exact.chosen, rounded.chosen)
     assert rounded.residual.dtype == torch.float32
     # eps of K through the smallest pivot so far
@@ -235,10 +238,10 @@ def test_float32_chooses_as_float64_does():
 def test_numbers_of_points_that_cannot_be_are_refused(rule, count):
     kernel = kernel_of(CASES[0], 4)
     with pytest.raises(ValueError, match=f"max_points: got {count}; expected 1 to 4"):
-        RULES[rule](kernel, 1, count)
+        choose_candidates(rule, kernel, 1, count)
 
 
 def test_a_zero_kernel_has_nothing_to_choose():
-    found = greedy(torch.zeros(6, 6, dtype=torch.float64), 2, 3)
+    found = choose_candidates("greedy", torch.zeros(6, 6, dtype=torch.float64), 2, 3)
     assert len(found.chosen) == 0
     assert len(found.residual) == 0

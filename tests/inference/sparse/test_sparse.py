@@ -179,7 +179,7 @@ def test_the_complement_has_the_variance_of_the_largest_bound():
     assert 0 < s < 1
     assert bound(s) > max(bound(0.999 * s), bound(1.001 * s))
     # and its value there is that of the evidence
-    assert -bound(s) - outside == pytest.approx(float(posterior.left_out()), rel=1e-12)
+    assert -bound(s) - outside == pytest.approx(float(posterior.bound_gap()), rel=1e-12)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -13,10 +13,23 @@ from torch import nn
 
 from lingp import LinearizedGP
 from lingp.inference import optimize
-from lingp.inference.tuning.mackay import effective_numbers
 from lingp.likelihoods import Gaussian
 from lingp.priors import Diagonal, Isotropic, Layerwise, UnitWise
 from lingp.training.effective import effective_parameters
+
+
+def effective_numbers(laplace):
+    """γ of each precision, in the shape of `prior.raw_precision`: how much the data determine."""
+    raw = laplace.prior.raw_precision
+    wanted = raw.requires_grad
+    raw.requires_grad_(True)
+    with torch.enable_grad():
+        log_determinant = laplace.solution().occam.log_determinant()
+        slopes = torch.autograd.grad(log_determinant, raw)[0]
+        # raw values need not be logarithms
+        by_raw = torch.autograd.grad(laplace.prior.precision.log().sum(), raw)[0]
+    raw.requires_grad_(wanted)
+    return -slopes / by_raw
 
 
 def linear_data(seed):
