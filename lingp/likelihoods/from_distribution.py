@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
-from lingp.likelihoods.autodiff import call, name_of, over_nodes, unchecked_distributions
+from lingp.likelihoods.autodiff import call, name_of, unchecked_distributions
 from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.divergence import base_of, divergence, divergence_rule
-from lingp.likelihoods.predictives import Predictive
 from lingp.likelihoods.roots import CurvatureRoot, DenseRoot
 from lingp.likelihoods.targets import check_values, flatten_targets
 from lingp.linalg.psd import psd_root
@@ -144,19 +143,13 @@ class FromDistribution(Likelihood):
             curvature = batched_hessian(lambda g: divergence(p, self.distribution(g), rule), f)
         return DenseRoot(psd_root(curvature))
 
-    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+    def conditional_mean(self, f: Tensor) -> Tensor:
         return moments_of(self.distribution(f))[0].reshape(*f.shape[:-1], -1).to(f.dtype)
 
-    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+    def conditional_variance(self, f: Tensor) -> Tensor:
         return moments_of(self.distribution(f))[1].reshape(*f.shape[:-1], -1).to(f.dtype)
 
-    def sample(
-        self,
-        f: Tensor,
-        known: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def sample(self, f: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         p = self.distribution(f)
         if generator is None:
             return p.sample().reshape(*f.shape[:-1], -1).to(f.dtype)
@@ -165,19 +158,6 @@ class FromDistribution(Likelihood):
         with torch.random.fork_rng([f.device] if f.device.type == "cuda" else []):
             torch.manual_seed(int(seed))
             return p.sample().reshape(*f.shape[:-1], -1).to(f.dtype)
-
-    def predictive(
-        self,
-        mean: Tensor,
-        covariance: Tensor,
-        method: str | None = None,
-        *,
-        known: Tensor | None = None,
-        num_samples: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Predictive:
-        method = self.check_method(method)
-        return over_nodes(self, mean, covariance, method, num_samples, generator)
 
     def extra_repr(self) -> str:
         if self.family is None:

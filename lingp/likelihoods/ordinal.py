@@ -140,19 +140,19 @@ class Ordinal(ElementwiseLikelihood):
         lower = torch.cat([edge, cutpoints])[labels] - f
         return upper, lower, labels < len(cutpoints), labels > 0
 
-    def log_prob_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+    def log_prob_each(self, y: Tensor, f: Tensor) -> Tensor:
         upper, lower, has_upper, has_lower = self._bounds(y, f)
         log_gap = torch.nn.functional.pad((-torch.expm1(-self.increments)).log(), (1, 1)).to(f)
         below = torch.where(has_upper, logsigmoid(upper), 0.0)
         above = torch.where(has_lower, logsigmoid(-lower), 0.0)
         return below + above + log_gap[y.long()]
 
-    def residual_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+    def residual_each(self, y: Tensor, f: Tensor) -> Tensor:
         upper, lower, has_upper, has_lower = self._bounds(y, f)
         up = torch.where(has_lower, torch.sigmoid(lower), 0.0)
         return up - torch.where(has_upper, torch.sigmoid(-upper), 0.0)
 
-    def root_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+    def root_each(self, y: Tensor, f: Tensor) -> Tensor:
         upper, lower, has_upper, has_lower = self._bounds(y, f)
         nothing = -torch.inf
         above = torch.where(has_upper, logsigmoid(upper) + logsigmoid(-upper), nothing)
@@ -162,26 +162,20 @@ class Ordinal(ElementwiseLikelihood):
     def _probs(self, f: Tensor) -> Tensor:
         """p(y = k | f), (... x N x C x K)."""
         labels = torch.arange(self.num_classes, dtype=f.dtype, device=f.device)
-        return self.log_prob_each(labels, f.unsqueeze(-1), None).exp()
+        return self.log_prob_each(labels, f.unsqueeze(-1)).exp()
 
-    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+    def conditional_mean(self, f: Tensor) -> Tensor:
         return self._probs(f).flatten(-2)
 
-    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+    def conditional_variance(self, f: Tensor) -> Tensor:
         p = self._probs(f)
         return (p * (1 - p)).flatten(-2)
 
-    def cdf_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+    def cdf_each(self, y: Tensor, f: Tensor) -> Tensor:
         upper, _, has_upper, _ = self._bounds(y.clamp(max=self.num_classes - 1), f)
         return torch.where(has_upper, torch.sigmoid(upper), 1.0)
 
-    def sample(
-        self,
-        f: Tensor,
-        known: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def sample(self, f: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         uniform = torch.rand(f.shape, generator=generator, dtype=f.dtype, device=f.device)
         utility = f + uniform.logit()  # logistic noise: y counts the cutpoints below
         return (utility.unsqueeze(-1) > self.cutpoints.to(f)).sum(-1).to(f.dtype)

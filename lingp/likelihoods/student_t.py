@@ -92,49 +92,41 @@ class StudentT(ElementwiseLikelihood):
             self.check_per_output(name, math.prod(output_shape))
         return flatten_targets(y, output_shape, dtype, allow_missing=True)
 
-    def log_prob_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+    def log_prob_each(self, y: Tensor, f: Tensor) -> Tensor:
         freedom, scale = self.degrees_of_freedom, self.scale
         constant = (_log_normaliser(freedom) - scale.log()).to(f)
         ratio = (y - f) / (freedom.sqrt() * scale).to(f)
         return constant - 0.5 * (freedom + 1).to(f) * _log1p_square(ratio)
 
-    def residual_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+    def residual_each(self, y: Tensor, f: Tensor) -> Tensor:
         freedom, scale = self.degrees_of_freedom, self.scale
         ratio = (y - f) / (freedom.sqrt() * scale).to(f)
         pull = (freedom + 1) / (freedom.sqrt() * scale)
         return pull.to(f) * _bounded(ratio)
 
-    def root_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+    def root_each(self, y: Tensor, f: Tensor) -> Tensor:
         freedom = self.degrees_of_freedom
         root = ((freedom + 1) / (freedom + 3)).sqrt() / self.scale
         return root.to(f).expand_as(f)
 
-    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+    def conditional_mean(self, f: Tensor) -> Tensor:
         return f
 
-    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+    def conditional_variance(self, f: Tensor) -> Tensor:
         freedom = self.degrees_of_freedom
         exists = freedom > 2
         ratio = freedom / torch.where(exists, freedom - 2, 1.0)
         variance = torch.where(exists, ratio * self.scale.square(), math.inf)
         return variance.to(f).expand_as(f)
 
-    def exact_moments(
-        self, mean: Tensor, variance: Tensor, known: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
+    def exact_moments(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         return mean, variance, self.conditional_variance(mean)
 
-    def cdf_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+    def cdf_each(self, y: Tensor, f: Tensor) -> Tensor:
         scale = self.scale.to(f)
         return student_t_cdf(self.degrees_of_freedom.to(f), (y - f) / scale)
 
-    def sample(
-        self,
-        f: Tensor,
-        known: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def sample(self, f: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         # t = √(ν (u^{-2/ν} - 1)) cos 2πv: Bailey, Mathematics of Computation 62 (1994), 779-781
         shape, device = (2, *f.shape), f.device
         u, v = torch.rand(shape, generator=generator, dtype=torch.float64, device=device)

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from lingp.likelihoods import StudentT
-from lingp.likelihoods.predictives.elementwise import ElementwisePredictive
+from lingp.likelihoods.predictives.draws import LatentPredictive
+from lingp.likelihoods.predictives.elementwise import LatentPredictive
 from lingp.likelihoods.predictives.heteroscedastic import HeteroscedasticPredictive
-from lingp.metrics.crps_quadrature import Either, crps_of_reals, in_double, rows_of
+from lingp.metrics.crps_quadrature import crps_of_reals
 
 _TOLERANCE = 1e-7  # of ½ E|X - X'|
 _NODES = (48, 96, 192, 384)
@@ -26,14 +27,14 @@ _LEAST_FREEDOM = 1.5  # E|X| of heavier tails is infinite, or nearly
 _DROP = 34.0  # e^-34 = 2e-15 of the peak is left out
 
 
-def crps_of_mixture(predictive: Either, y: Tensor) -> Tensor:
+def crps_of_mixture(predictive: LatentPredictive, y: Tensor) -> Tensor:
     """Of targets (N x T), to about 1e-7 of the width of the distribution.
 
     Nodes are doubled until the score has settled. Rows where it hasn't (conditional means that move
     by more than the noise from node to node) and t-distributions of hardly a mean go by their
     distribution function, which takes longer.
     """
-    precise = in_double(predictive)
+    precise = predictive.double()
     targets = torch.where(y.isnan(), 0.0, y).double()
     scores, pending = torch.full_like(targets, torch.nan), torch.arange(len(y), device=y.device)
     last = None
@@ -47,15 +48,17 @@ def crps_of_mixture(predictive: Either, y: Tensor) -> Tensor:
             break
         last = value
     if len(pending):
-        scores[pending] = crps_of_reals(rows_of(precise, pending), targets[pending])
+        scores[pending] = crps_of_reals(precise.rows(pending), targets[pending])
     return torch.where(y.isnan(), torch.nan, scores)
 
 
-def _at_nodes(predictive: Either, y: Tensor, pending: Tensor, number: int) -> tuple[Tensor, Tensor]:
+def _at_nodes(
+    predictive: LatentPredictive, y: Tensor, pending: Tensor, number: int
+) -> tuple[Tensor, Tensor]:
     """The score of some rows with so many nodes, and ½ E|X - X'|, (n x T) each."""
     found = []
     for rows in pending.split(max(1, _PAIRS // (number**2 * y.shape[1]))):
-        weight, mean, variance = _components(rows_of(predictive, rows), number)
+        weight, mean, variance = _components(predictive.rows(rows), number)
         apart = (weight * _mean_distance(y[rows] - mean, variance.sqrt())).sum(0)
         spread = (variance + variance.unsqueeze(1)).sqrt()
         pairs = _mean_distance(mean - mean.unsqueeze(1), spread)
@@ -65,18 +68,16 @@ def _at_nodes(predictive: Either, y: Tensor, pending: Tensor, number: int) -> tu
     return torch.cat(value), torch.cat(scale)
 
 
-def _has_components(predictive: Either) -> bool:
-    if isinstance(predictive, HeteroscedasticPredictive):
-        return True
+def _has_components(predictive: LatentPredictive) -> bool:
     likelihood = predictive.likelihood
-    if not isinstance(likelihood, StudentT):
-        return False
-    return float(likelihood.degrees_of_freedom.min()) >= _LEAST_FREEDOM
+    if isinstance(likelihood, StudentT):
+        return float(likelihood.degrees_of_freedom.detach().min()) >= _LEAST_FREEDOM
+    return isinstance(predictive, HeteroscedasticPredictive)
 
 
-def _components(predictive: Either, number: int) -> tuple[Tensor, Tensor, Tensor]:
+def _components(predictive: LatentPredictive, number: int) -> tuple[Tensor, Tensor, Tensor]:
     """Weights, means and variances at so many nodes, (Q x n x T)."""
-    if isinstance(predictive, ElementwisePredictive):
+    if not isinstance(predictive, HeteroscedasticPredictive):
         return _of_student_t(predictive, number)
     size = predictive.location.shape[1] // 2
     spread = predictive.covariance.diagonal(dim1=-2, dim2=-1)[:, size:].clamp(min=0).sqrt()
@@ -86,7 +87,7 @@ def _components(predictive: Either, number: int) -> tuple[Tensor, Tensor, Tensor
     return weight, *predictive.given(z)
 
 
-def _of_student_t(predictive: ElementwisePredictive, number: int) -> tuple[Tensor, Tensor, Tensor]:
+def _of_student_t(predictive: LatentPredictive, number: int) -> tuple[Tensor, Tensor, Tensor]:
     """y = f + scale ε / √u with u = e^z ~ Gamma(ν/2, ν/2): N(m, v + scale² / u) given u."""
     likelihood, mean = predictive.likelihood, predictive.location
     assert isinstance(likelihood, StudentT)

@@ -17,7 +17,6 @@ from gpytorch.utils.transforms import inv_sigmoid, inv_softplus
 from torch import Tensor, nn
 
 from lingp import likelihoods, priors
-from lingp.likelihoods.tempered import TemperedQuadratic
 from lingp.runtime.described import arguments_of, class_named
 from lingp.runtime.plain import own
 from lingp.saving.errors import SavedFileError
@@ -32,6 +31,9 @@ _TRANSFORMS: dict[str, tuple[Any, Any]] = {
 _CONSTRAINTS: dict[str, type[Interval]] = {
     cls.__name__: cls for cls in (Interval, GreaterThan, LessThan, Positive)
 }
+
+# names in files of older versions
+_RENAMED = {"TemperedQuadratic": "Tempered"}
 
 # what checking targets finds out, beside what it is made of
 _FOUND: dict[type, tuple[str, ...]] = {likelihoods.FromDistribution: ("family", "rule")}
@@ -72,18 +74,24 @@ def build(record: dict[str, Any], given: Any, name: str) -> Any:
     """
     if given is not None:
         got = type(given).__qualname__  # not its module: a script's has another name next time
-        if got != record["class"]:
+        if got != _name_of(record):
             raise SavedFileError(
-                f"{name}: the file has {record['class']}, got {got}; give an object of that class"
+                f"{name}: the file has {_name_of(record)}, got {got}; give an object of that class"
             )
         return copy.deepcopy(given)
     if record["only_given"] is not None:
         raise SavedFileError(
-            f"{name}: the file has {record['class']}, {record['only_given']}; make one as before "
+            f"{name}: the file has {_name_of(record)}, {record['only_given']}; make one as before "
             f"and give it: LinearizedGP.load(path, net, {name}=...). Its hyperparameters get the "
             "values in the file"
         )
     return _made(record)
+
+
+def _name_of(record: dict[str, Any]) -> str:
+    """The class of a record, by the name that it has now."""
+    name: str = record["class"]
+    return _RENAMED.get(name, name)
 
 
 def set_values(module: gpytorch.Module, record: dict[str, Any], name: str) -> None:
@@ -158,9 +166,7 @@ def _made(record: dict[str, Any]) -> Any:
         arguments["likelihood"] = _made(record["tempered"])
     if "mean_shape" in record:
         arguments["mean"] = torch.zeros(record["mean_shape"], dtype=torch.float64)
-    cls: Any = class_named(record["class"])
-    if cls is TemperedQuadratic:
-        cls = likelihoods.Tempered  # which decides by what it is given
+    cls: Any = class_named(_name_of(record))
     module = cls(**arguments)
     for name, plain in record["constraints"].items():
         module.register_constraint(name.removesuffix("_constraint"), _constraint_from(plain))

@@ -240,7 +240,7 @@ class TestObjectsOfOnesOwn:
         make = lambda noise=1.0: Tempered(MyNoise(noise), 2.0)  # noqa: E731
         gp = make_gp(make(0.3))
         gp.save(path)
-        with pytest.raises(SavedFileError, match="likelihood: the file has TemperedQuadratic"):
+        with pytest.raises(SavedFileError, match="likelihood: the file has Tempered"):
             LinearizedGP.load(path, make_net())
         back = LinearizedGP.load(path, make_net(), likelihood=make())
         assert torch.equal(back.predict(X).variance, gp.predict(X).variance)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from lingp.likelihoods.predictives.base import PredictiveOfMoments
-from lingp.likelihoods.predictives.conditional import PrecisionConditional
-from lingp.likelihoods.predictives.draws import draw_latents, quasi_normal
+from lingp.likelihoods.predictives.draws import LatentPredictive, quasi_normal
 from lingp.likelihoods.predictives.importance import (
     NUM_NODES,
     laplace,
@@ -21,7 +21,6 @@ from lingp.likelihoods.predictives.importance import (
 )
 from lingp.likelihoods.predictives.mass import scanned_panels
 from lingp.likelihoods.predictives.quadrature import adapt, log_integral, row_chunks
-from lingp.likelihoods.predictives.quantiles import real_quantile
 from lingp.likelihoods.targets import split_missing
 
 _LOG_NORMAL = 0.5 * math.log(2 * math.pi)
@@ -29,11 +28,14 @@ _SCALARS = 15 * 24  # nodes of the panels a row ends up with, about
 _LOWEST, _HIGHEST = -41.0, 41.0  # f₂ outside is constant, or g = f₂ to rounding
 
 
+Precision = Callable[[Tensor], Tensor]
+
+
 @dataclass(frozen=True)
 class _Rows:
     """Each target of some rows given z: f₂ = m₂ + s z, f₁ | z ~ N(m₁ + c z, v), (n x T) each."""
 
-    likelihood: PrecisionConditional
+    precision: Precision
     m1: Tensor
     m2: Tensor
     c: Tensor
@@ -45,7 +47,7 @@ class _Rows:
         pick = [x if index is None else x[index] for x in (self.m1, self.m2, self.c, self.s)]
         m1, m2, c, s = pick
         v = self.v if index is None else self.v[index]
-        return m1 + c * z, v, self.likelihood.precision(m2 + s * z)
+        return m1 + c * z, v, self.precision(m2 + s * z)
 
     def log_density(self, y: Tensor, z: Tensor, index: Tensor | None = None) -> Tensor:
         """log N(y; σ² m₁', σ² + σ⁴ v) - z²/2 with σ² = 1/g."""
@@ -57,7 +59,7 @@ class _Rows:
 
 
 @dataclass(frozen=True)
-class HeteroscedasticPredictive(PredictiveOfMoments):
+class HeteroscedasticPredictive(LatentPredictive):
     """p(y) = ∫ N(y; μ, σ²) N(f | m, S) df,   μ = f₁ / g(f₂),   σ² = 1 / g(f₂).
 
     Given f₂, f₁ is normal and integrates in closed form,
@@ -69,17 +71,15 @@ class HeteroscedasticPredictive(PredictiveOfMoments):
 
     Attributes
     ----------
-    likelihood
-        Gives g.
     location
         m, (N x 2T): f₁, then f₂.
     covariance
         S, (N x 2T x 2T), of any rank.
+    precision
+        g, elementwise.
     """
 
-    likelihood: PrecisionConditional
-    location: Tensor
-    covariance: Tensor
+    precision: Precision
 
     @cached_property
     def _num_targets(self) -> int:
@@ -99,11 +99,10 @@ class HeteroscedasticPredictive(PredictiveOfMoments):
         return m1, m2, c, s, (diagonal[:, :size] - c.square()).clamp(min=0)
 
     def _rows(self, rows: slice) -> _Rows:
-        return _Rows(self.likelihood, *(x[rows] for x in self._each))
+        return _Rows(self.precision, *(x[rows] for x in self._each))
 
     @cached_property
-    def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
-        """E y, Var μ and E σ², (N x T)."""
+    def moments(self) -> tuple[Tensor, Tensor, Tensor]:
         parts = [
             _moments_of(self._rows(rows))
             for rows in row_chunks(len(self.location), _SCALARS * self._num_targets)
@@ -147,7 +146,7 @@ class HeteroscedasticPredictive(PredictiveOfMoments):
         # the last block of the factor is that of z₂'s marginal precision
         z, log_weight = weighted_nodes(mode[:, size:], precision[:, size:, size:], normal)
         m1, m2 = mean.chunk(2, -1)
-        g = self.likelihood.precision(m2 + torch.einsum("ncd,snd->snc", a, z))
+        g = self.precision(m2 + torch.einsum("ncd,snd->snc", a, z))
         values, observed = split_missing(y)
         sigma = torch.where(observed, g.rsqrt(), 0.0)  # (2S, n, T)
         centre = m1 + torch.einsum("ncd,snd->snc", b, z)
@@ -166,24 +165,19 @@ class HeteroscedasticPredictive(PredictiveOfMoments):
         m1, v, g = self._rows(slice(None)).moments(z)
         return m1 / g, 1 / g + v / g.square()
 
+    @property
+    def cdf_support(self) -> Literal["reals"]:
+        return "reals"
+
     @torch.no_grad()
     def cdf(self, y: Tensor) -> Tensor:
-        """P(y_nt <= y) to about 1e-7, (N x T)."""
         chunks = row_chunks(len(y), _SCALARS * self._num_targets)
         return torch.cat([_cdf_of(self._rows(rows), y[rows]) for rows in chunks])
 
-    def interval(self, level: float) -> tuple[Tensor, Tensor]:
+    def _around(self) -> tuple[Tensor, Tensor]:
         m1, m2, c, _, v = self._each
-        g = self.likelihood.precision(m2)
-        scale = (1 / g + (v + c.square()) / g.square()).sqrt()
-        return (
-            real_quantile(self.cdf, (1 - level) / 2, m1 / g, scale),
-            real_quantile(self.cdf, (1 + level) / 2, m1 / g, scale),
-        )
-
-    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
-        f = draw_latents(self.location, self.covariance, num_samples, generator)
-        return self.likelihood.sample(f, generator=generator)
+        g = self.precision(m2)
+        return m1 / g, (1 / g + (v + c.square()) / g.square()).sqrt()
 
 
 def _log_prob_of(rows: _Rows, y: Tensor) -> Tensor:
@@ -223,7 +217,7 @@ def _grid(rows: _Rows, y: Tensor) -> Tensor:
 
 
 def _moments_of(rows: _Rows) -> tuple[Tensor, Tensor, Tensor]:
-    centre = (rows.m1 / rows.likelihood.precision(rows.m2)).detach()
+    centre = (rows.m1 / rows.precision(rows.m2)).detach()
 
     def terms(z: Tensor, index: Tensor) -> Tensor:
         m1, v, g = rows.moments(z, index)

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lingp.likelihoods.predictives.conditional import Conditional
+from lingp.likelihoods.conditional import Conditional
 from lingp.likelihoods.predictives.draws import quasi_normal
 from lingp.likelihoods.predictives.quadrature import row_chunks
 from lingp.likelihoods.predictives.sequential import SequentialNodes
