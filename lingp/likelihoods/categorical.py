@@ -10,7 +10,7 @@ from lingp.likelihoods.named import named
 from lingp.likelihoods.predictives import softmax
 from lingp.likelihoods.predictives.labels import LabelPredictive
 from lingp.likelihoods.roots import BlockRoot, CurvatureRoot, DenseRoot
-from lingp.likelihoods.targets import check_values, flatten_targets, split_missing, with_rows
+from lingp.likelihoods.targets import check_labels, split_missing, with_rows
 from lingp.likelihoods.two_classes import integrate_two
 from lingp.runtime.described import described, same
 
@@ -53,17 +53,7 @@ class Categorical(Likelihood):
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         self._check_output(output_shape)
         num_classes = output_shape[-1]
-        if tuple(y.shape[1:]) == output_shape:
-            raise ValueError(
-                f"y: has shape {with_rows(output_shape)}, one number per class; give labels "
-                f"0..{num_classes - 1} of shape {with_rows(output_shape[:-1])}: y.argmax(-1) "
-                "where y is one-hot"
-            )
-        if y.dtype == torch.bool and num_classes > 2:
-            raise TypeError(f"y: expected labels 0..{num_classes - 1}, got two-valued torch.bool")
-        labels = flatten_targets(y, output_shape[:-1], dtype, allow_missing=True)
-        valid = (labels >= 0) & (labels < num_classes) & (labels == labels.round())
-        check_values(labels, valid, f"class labels 0..{num_classes - 1}, whole numbers")
+        labels = check_labels(y, output_shape[:-1], num_classes, dtype)
         if len(output_shape) > 1:
             self.num_classes = num_classes
         return labels

@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
-from lingp.likelihoods.targets import check_values, flatten_targets, with_rows
+from lingp.likelihoods.targets import check_labels
 from lingp.runtime.described import described, same
 
 
@@ -103,19 +103,7 @@ class Ordinal(ElementwiseLikelihood):
         self.increments = values.diff()
 
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        last = self.num_classes - 1
-        one_hot = {(*output_shape, self.num_classes), self.moment_shape(output_shape)}
-        if tuple(y.shape[1:]) in one_hot:
-            raise ValueError(
-                f"y: has shape {with_rows(tuple(y.shape[1:]))}, one number per class; give labels "
-                f"0..{last} of shape {with_rows(output_shape)}: y.argmax(-1) where y is one-hot"
-            )
-        if y.dtype == torch.bool:
-            raise TypeError(f"y: expected labels 0..{last}, got two-valued torch.bool")
-        labels = flatten_targets(y, output_shape, dtype, allow_missing=True)
-        valid = (labels >= 0) & (labels <= last) & (labels == labels.round())
-        check_values(labels, valid, f"class labels 0..{last}, whole numbers")
-        return labels
+        return check_labels(y, output_shape, self.num_classes, dtype)
 
     def moment_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
         return (*(() if output_shape == (1,) else output_shape), self.num_classes)

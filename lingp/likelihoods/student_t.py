@@ -166,6 +166,5 @@ def _log1p_square(x: Tensor) -> Tensor:
 
 def _bounded(x: Tensor) -> Tensor:
     """x / (1 + x²), without overflow."""
-    large = x.abs() > 1
-    near, far = torch.where(large, 0.0, x), torch.where(large, x, 1.0)
-    return torch.where(large, 1 / (far + 1 / far), near / (1 + near.square()))
+    length = torch.hypot(torch.ones_like(x), x)
+    return x / length / length

@@ -76,6 +76,39 @@ def flatten_pairs(
     return torch.stack([values, torch.where(values.isnan(), torch.nan, known)], -1)
 
 
+def check_labels(
+    y: Tensor, target_shape: tuple[int, ...], num_classes: int, dtype: torch.dtype
+) -> Tensor:
+    """Class labels 0 .. K-1 as (N x T) in `dtype`, NaN where missing.
+
+    Parameters
+    ----------
+    y
+        Targets, first axis the data.
+    target_shape
+        Shape of one datum's labels.
+    num_classes
+        K.
+    dtype
+        Of the result.
+    """
+    last, shape = num_classes - 1, tuple(y.shape[1:])
+    one_hot = {(*target_shape, num_classes)}
+    if target_shape == (1,):
+        one_hot.add((num_classes,))
+    if shape in one_hot:
+        raise ValueError(
+            f"y: has shape {with_rows(shape)}, one number per class; give labels 0..{last} of "
+            f"shape {with_rows(target_shape)}: y.argmax(-1) where y is one-hot"
+        )
+    if y.dtype == torch.bool and num_classes > 2:
+        raise TypeError(f"y: expected labels 0..{last}, got two-valued torch.bool")
+    labels = flatten_targets(y, target_shape, dtype, allow_missing=True)
+    valid = (labels >= 0) & (labels <= last) & (labels == labels.round())
+    check_values(labels, valid, f"class labels 0..{last}, whole numbers")
+    return labels
+
+
 def split_missing(y: Tensor, fill: float = 0.0) -> tuple[Tensor, Tensor]:
     """Targets with NaN replaced, and where they were observed.
 

@@ -11,6 +11,16 @@ from lingp.likelihoods.predictives.base import Predictive
 from lingp.likelihoods.roots import CurvatureRoot
 from lingp.runtime.described import described
 
+_SAME = (
+    "methods",
+    "allows_missing",
+    "has_known",
+    "has_order",
+    "is_quadratic",
+    "limits_fit",
+    "saturates",
+)
+
 
 @described()
 class Tempered(Likelihood):
@@ -42,6 +52,8 @@ class Tempered(Likelihood):
     ) -> None:
         super().__init__()
         self.likelihood = as_likelihood(likelihood)
+        for name in _SAME:
+            setattr(self, name, getattr(self.likelihood, name))
         self.register_positive("temperature", temperature, requires_grad=learn)
         if self.raw_temperature.dim() > 0:
             raise ValueError(f"temperature: expected one number, got {temperature}")
@@ -54,36 +66,6 @@ class Tempered(Likelihood):
     @temperature.setter
     def temperature(self, value: float | Tensor) -> None:
         self.set_positive("temperature", value)
-
-    @property
-    def methods(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The ways the wrapped likelihood's `predictive` can be computed."""
-        return self.likelihood.methods
-
-    @property
-    def is_quadratic(self) -> bool:  # type: ignore[override]
-        """Whether the wrapped likelihood is quadratic in f."""
-        return self.likelihood.is_quadratic
-
-    @property
-    def has_known(self) -> bool:  # type: ignore[override]
-        """Whether targets of the wrapped likelihood have a known quantity."""
-        return self.likelihood.has_known
-
-    @property
-    def allows_missing(self) -> bool:  # type: ignore[override]
-        """Whether the wrapped likelihood accepts NaN targets."""
-        return self.likelihood.allows_missing
-
-    @property
-    def limits_fit(self) -> bool:  # type: ignore[override]
-        """Whether the wrapped likelihood stops growing at some fit."""
-        return self.likelihood.limits_fit
-
-    @property
-    def saturates(self) -> bool:  # type: ignore[override]
-        """Whether the wrapped likelihood's curvature vanishes where the outputs are sure."""
-        return self.likelihood.saturates
 
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return self.likelihood.check_targets(y, output_shape, dtype)

@@ -12,17 +12,18 @@ from __future__ import annotations
 import math
 
 import torch
+from scipy.special import lambertw
 from torch import Tensor
 
 from lingp.likelihoods import StudentT
 from lingp.likelihoods.predictives.draws import LatentPredictive
-from lingp.likelihoods.predictives.elementwise import LatentPredictive
 from lingp.likelihoods.predictives.heteroscedastic import HeteroscedasticPredictive
+from lingp.metrics.arguments import as_array
+from lingp.metrics.crps_of import mixture_scores
 from lingp.metrics.crps_quadrature import crps_of_reals
 
 _TOLERANCE = 1e-7  # of ½ E|X - X'|
 _NODES = (48, 96, 192, 384)
-_PAIRS = 2**20  # at a time
 _LEAST_FREEDOM = 1.5  # E|X| of heavier tails is infinite, or nearly
 _DROP = 34.0  # e^-34 = 2e-15 of the peak is left out
 
@@ -56,16 +57,11 @@ def _at_nodes(
     predictive: LatentPredictive, y: Tensor, pending: Tensor, number: int
 ) -> tuple[Tensor, Tensor]:
     """The score of some rows with so many nodes, and ½ E|X - X'|, (n x T) each."""
-    found = []
-    for rows in pending.split(max(1, _PAIRS // (number**2 * y.shape[1]))):
-        weight, mean, variance = _components(predictive.rows(rows), number)
-        apart = (weight * _mean_distance(y[rows] - mean, variance.sqrt())).sum(0)
-        spread = (variance + variance.unsqueeze(1)).sqrt()
-        pairs = _mean_distance(mean - mean.unsqueeze(1), spread)
-        within = 0.5 * torch.einsum("qnt,rqnt,rnt->nt", weight, pairs, weight)
-        found.append((apart - within, within))
-    value, scale = zip(*found, strict=True)
-    return torch.cat(value), torch.cat(scale)
+    weight, mean, variance = _components(predictive.rows(pending), number)
+    nodes_last = (x.movedim(0, -1).reshape(-1, number) for x in (mean, variance.sqrt(), weight))
+    arrays = (as_array(x.detach(), "prediction") for x in (*nodes_last, y[pending].flatten()))
+    value, scale = (y.new_tensor(x).view_as(y[pending]) for x in mixture_scores(*arrays))
+    return value, scale
 
 
 def _has_components(predictive: LatentPredictive) -> bool:
@@ -94,8 +90,8 @@ def _of_student_t(predictive: LatentPredictive, number: int) -> tuple[Tensor, Te
     half = likelihood.degrees_of_freedom.to(mean).expand(mean.shape[1]) / 2
     scale = likelihood.scale.to(mean).expand(mean.shape[1])
     # log density of z, but for its constant, and where it times √(1/u) is negligible
-    lower = _edge(half, half - 0.5, -1.0)
-    upper = _edge(half, half - 0.5, 1.0)
+    lower = _edge(half, half - 0.5, 0)
+    upper = _edge(half, half - 0.5, -1)
     z, step = _steps(lower, upper, number)
     log_weight = half * z - half * z.exp()
     weight = step * (log_weight + half * half.log() - half.lgamma()).exp()
@@ -105,19 +101,11 @@ def _of_student_t(predictive: LatentPredictive, number: int) -> tuple[Tensor, Te
     return weight.unsqueeze(1).expand(shape), mean.expand(shape), total
 
 
-def _edge(rate: Tensor, power: Tensor, sign: float) -> Tensor:
-    """Where power·z - rate·e^z has dropped by `_DROP` from its peak, on one side, (T,)."""
-    peak = (power / rate).log()
-
-    def drop(z: Tensor) -> Tensor:
-        return power * (z - peak) - rate * (z.exp() - peak.exp())
-
-    near, far = torch.zeros_like(rate), _DROP / power + 4
-    for _ in range(60):
-        middle = (near + far) / 2
-        inside = drop(peak + sign * middle) > -_DROP
-        near, far = torch.where(inside, middle, near), torch.where(inside, far, middle)
-    return peak + sign * far
+def _edge(rate: Tensor, power: Tensor, branch: int) -> Tensor:
+    """Where power·z - rate·e^z has dropped by `_DROP` from its peak, below (0) or above it (-1)."""
+    depth = 1 + _DROP / power
+    beyond = lambertw((-(-depth).exp()).detach().cpu().numpy(), branch).real
+    return (power / rate).log() - depth - power.new_tensor(beyond)
 
 
 def _steps(lower: Tensor, upper: Tensor, number: int) -> tuple[Tensor, Tensor]:
@@ -125,10 +113,3 @@ def _steps(lower: Tensor, upper: Tensor, number: int) -> tuple[Tensor, Tensor]:
     step = (upper - lower) / (number - 1)
     index = torch.arange(number, dtype=lower.dtype, device=lower.device)
     return lower + step * index.reshape(-1, *[1] * lower.dim()), step
-
-
-def _mean_distance(off: Tensor, stddev: Tensor) -> Tensor:
-    """m (2 Φ(m/σ) - 1) + 2 σ φ(m/σ): E|X| of X ~ N(m, σ²), σ > 0."""
-    w = off / stddev
-    density = (-0.5 * w.square()).exp() / math.sqrt(2 * math.pi)
-    return off * torch.special.erf(w / math.sqrt(2)) + 2 * stddev * density

@@ -229,7 +229,6 @@ def test_bad_targets(likelihood, y, shape, message):
     ],
 )
 def test_bad_known_quantities_at_prediction(likelihood, known, message):
-    mean, covariance = torch.zeros(2, 1).double(), torch.ones(2, 1, 1).double()
     with pytest.raises(ValueError, match=message):
         likelihood.at(torch.full((2, 1), known).double())
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -16,13 +15,14 @@ from lingp.likelihoods.predictives.draws import LatentPredictive
 from lingp.likelihoods.predictives.importance import log_evidence, product_or_joint
 from lingp.likelihoods.predictives.mass import first_panels
 from lingp.likelihoods.predictives.quadrature import (
+    LOG_NORMAL,
     NUM_NODES,
-    adapt,
     log_integral,
+    normal_mean,
+    normal_panels,
     row_chunks,
 )
 
-_LOG_NORMAL = 0.5 * math.log(2 * math.pi)
 _PANELS = 12  # about as many as a row ends up with
 
 
@@ -74,13 +74,9 @@ class ElementwisePredictive(LatentPredictive):
         def terms(z: Tensor, index: Tensor) -> Tensor:
             f, here = mean[index] + scale[index] * z, likelihood.rows(index)
             off = here.conditional_mean(f) - centre[index]
-            inner = here.conditional_variance(f)
-            density = (-0.5 * z.square() - _LOG_NORMAL).exp()
-            return torch.stack([off, off.square(), inner]) * density
+            return torch.stack([off, off.square(), here.conditional_variance(f)])
 
-        panels = adapt(terms, _prior_panels(mean[:, :1]))
-        z = panels.nodes()
-        off, squared, inner = (panels.sum(part, len(mean)) for part in terms(z, panels.rows))
+        off, squared, inner = normal_mean(terms, normal_panels(mean[:, :1]))
         return centre + off, (squared - off.square()).clamp(min=0), inner
 
     def log_prob_each(self, y: Tensor) -> Tensor:
@@ -129,33 +125,11 @@ def _log_prob_of(
         return likelihood.rows(index).log_prob_each(y[index], f) - 0.5 * z.square()
 
     breakpoints, peak = first_panels(likelihood, y, mean, scale)
-    return log_integral(log_integrand, breakpoints, peak) - _LOG_NORMAL
+    return log_integral(log_integrand, breakpoints, peak) - LOG_NORMAL
 
 
 def _cdf_of(likelihood: ElementwiseConditional, y: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-    def below(f: Tensor, index: Tensor) -> Tensor:
-        return likelihood.rows(index).cdf_each(y[index], f)
+    def below(z: Tensor, index: Tensor) -> Tensor:
+        return likelihood.rows(index).cdf_each(y[index], mean[index] + scale[index] * z)
 
-    return _normal_mean(below, mean, scale, 1e-8)
-
-
-def _normal_mean(
-    function: Callable[[Tensor, Tensor], Tensor],
-    mean: Tensor,
-    scale: Tensor,
-    tolerance: float | None = None,
-) -> Tensor:
-    """E h(f_c, row) under f_c ~ N(mean_c, scale_c²), (N x C)."""
-
-    def integrand(z: Tensor, index: Tensor) -> Tensor:
-        density = (-0.5 * z.square() - _LOG_NORMAL).exp()
-        return function(mean[index] + scale[index] * z, index) * density
-
-    panels = adapt(integrand, _prior_panels(mean), tolerance)
-    return panels.sum(integrand(panels.nodes(), panels.rows), len(mean))
-
-
-def _prior_panels(like: Tensor) -> Tensor:
-    """Breakpoints over all of a standard normal, (B + 1 x N x C)."""
-    z = torch.linspace(-10, 10, 7, dtype=like.dtype, device=like.device)
-    return z[:, None, None].expand(-1, *like.shape)
+    return normal_mean(below, normal_panels(mean), 1e-8)

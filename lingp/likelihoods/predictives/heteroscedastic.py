@@ -20,10 +20,15 @@ from lingp.likelihoods.predictives.importance import (
     weighted_nodes,
 )
 from lingp.likelihoods.predictives.mass import scanned_panels
-from lingp.likelihoods.predictives.quadrature import adapt, log_integral, row_chunks
+from lingp.likelihoods.predictives.quadrature import (
+    LOG_NORMAL,
+    log_integral,
+    normal_mean,
+    normal_panels,
+    row_chunks,
+)
 from lingp.likelihoods.targets import split_missing
 
-_LOG_NORMAL = 0.5 * math.log(2 * math.pi)
 _SCALARS = 15 * 24  # nodes of the panels a row ends up with, about
 _LOWEST, _HIGHEST = -41.0, 41.0  # f₂ outside is constant, or g = f₂ to rounding
 
@@ -42,20 +47,22 @@ class _Rows:
     s: Tensor
     v: Tensor
 
-    def moments(self, z: Tensor, index: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """η₁'s mean, its variance and g given z, (... x P x T)."""
-        pick = [x if index is None else x[index] for x in (self.m1, self.m2, self.c, self.s)]
-        m1, m2, c, s = pick
-        v = self.v if index is None else self.v[index]
-        return m1 + c * z, v, self.precision(m2 + s * z)
+    def rows(self, index: slice | Tensor) -> _Rows:
+        """Some of them."""
+        return _Rows(
+            self.precision, *(x[index] for x in (self.m1, self.m2, self.c, self.s, self.v))
+        )
 
-    def log_density(self, y: Tensor, z: Tensor, index: Tensor | None = None) -> Tensor:
+    def moments(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """η₁'s mean, its variance and g given z, (... x n x T)."""
+        return self.m1 + self.c * z, self.v, self.precision(self.m2 + self.s * z)
+
+    def log_density(self, y: Tensor, z: Tensor) -> Tensor:
         """log N(y; σ² m₁', σ² + σ⁴ v) - z²/2 with σ² = 1/g."""
-        m1, v, g = self.moments(z, index)
-        y = y if index is None else y[index]
+        m1, v, g = self.moments(z)
         root, total = g.sqrt(), 1 + v / g
         white = (root * y - m1 / root).square() / total
-        return 0.5 * (g.log() - total.log() - white) - _LOG_NORMAL - 0.5 * z.square()
+        return 0.5 * (g.log() - total.log() - white) - LOG_NORMAL - 0.5 * z.square()
 
 
 @dataclass(frozen=True)
@@ -87,8 +94,8 @@ class HeteroscedasticPredictive(LatentPredictive):
         return self.location.shape[-1] // 2
 
     @cached_property
-    def _each(self) -> tuple[Tensor, ...]:
-        """m₁, m₂, c, s and v of each target, (N x T)."""
+    def _each(self) -> _Rows:
+        """Each target of all rows."""
         m1, m2 = self.location.chunk(2, -1)
         size = self._num_targets
         tiny = torch.finfo(m1.dtype).tiny
@@ -96,15 +103,13 @@ class HeteroscedasticPredictive(LatentPredictive):
         cross = self.covariance.diagonal(offset=size, dim1=-2, dim2=-1)
         s = diagonal[:, size:].clamp(min=tiny).sqrt()
         c = cross / s
-        return m1, m2, c, s, (diagonal[:, :size] - c.square()).clamp(min=0)
-
-    def _rows(self, rows: slice) -> _Rows:
-        return _Rows(self.precision, *(x[rows] for x in self._each))
+        v = (diagonal[:, :size] - c.square()).clamp(min=0)
+        return _Rows(self.precision, m1, m2, c, s, v)
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor, Tensor]:
         parts = [
-            _moments_of(self._rows(rows))
+            _moments_of(self._each.rows(rows))
             for rows in row_chunks(len(self.location), _SCALARS * self._num_targets)
         ]
         mean, epistemic, aleatoric = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -114,7 +119,7 @@ class HeteroscedasticPredictive(LatentPredictive):
         """log p(y_nt) of each target on its own, (N x T); zero where it is missing."""
         values, observed = split_missing(y)
         parts = [
-            _log_prob_of(self._rows(rows), values[rows])
+            _log_prob_of(self._each.rows(rows), values[rows])
             for rows in row_chunks(len(y), _SCALARS * self._num_targets)
         ]
         return torch.where(observed, torch.cat(parts), 0.0)
@@ -155,14 +160,14 @@ class HeteroscedasticPredictive(LatentPredictive):
         eye = torch.eye(size, dtype=mean.dtype, device=mean.device)
         scale = torch.linalg.cholesky(eye + spread)
         white = torch.linalg.solve_triangular(scale, off.unsqueeze(-1), upper=False).squeeze(-1)
-        terms = 0.5 * g.log() - _LOG_NORMAL
+        terms = 0.5 * g.log() - LOG_NORMAL
         log_density = (observed * terms).sum(-1) - 0.5 * white.square().sum(-1)
         log_density = log_density - scale.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return (log_density + log_weight).logsumexp(0) - math.log(len(z))
 
     def given(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of y_nt given f₂ = m₂ + s z, which leaves it normal, (... x N x T)."""
-        m1, v, g = self._rows(slice(None)).moments(z)
+        m1, v, g = self._each.moments(z)
         return m1 / g, 1 / g + v / g.square()
 
     @property
@@ -172,12 +177,11 @@ class HeteroscedasticPredictive(LatentPredictive):
     @torch.no_grad()
     def cdf(self, y: Tensor) -> Tensor:
         chunks = row_chunks(len(y), _SCALARS * self._num_targets)
-        return torch.cat([_cdf_of(self._rows(rows), y[rows]) for rows in chunks])
+        return torch.cat([_cdf_of(self._each.rows(rows), y[rows]) for rows in chunks])
 
     def _around(self) -> tuple[Tensor, Tensor]:
-        m1, m2, c, _, v = self._each
-        g = self.precision(m2)
-        return m1 / g, (1 / g + (v + c.square()) / g.square()).sqrt()
+        m1, v, g = self._each.moments(torch.zeros_like(self._each.m1))
+        return m1 / g, (1 / g + (v + self._each.c.square()) / g.square()).sqrt()
 
 
 def _log_prob_of(rows: _Rows, y: Tensor) -> Tensor:
@@ -187,10 +191,11 @@ def _log_prob_of(rows: _Rows, y: Tensor) -> Tensor:
         return m1 - g * y
 
     breakpoints, peak = scanned_panels(lambda z: rows.log_density(y, z), _grid(rows, y), crossing)
-    return (
-        log_integral(lambda z, index: rows.log_density(y, z, index), breakpoints, peak)
-        - _LOG_NORMAL
-    )
+
+    def log_integrand(z: Tensor, index: Tensor) -> Tensor:
+        return rows.rows(index).log_density(y[index], z)
+
+    return log_integral(log_integrand, breakpoints, peak) - LOG_NORMAL
 
 
 @torch.no_grad()
@@ -220,30 +225,24 @@ def _moments_of(rows: _Rows) -> tuple[Tensor, Tensor, Tensor]:
     centre = (rows.m1 / rows.precision(rows.m2)).detach()
 
     def terms(z: Tensor, index: Tensor) -> Tensor:
-        m1, v, g = rows.moments(z, index)
+        m1, v, g = rows.rows(index).moments(z)
         off = m1 / g - centre[index]
-        density = (-0.5 * z.square() - _LOG_NORMAL).exp()
-        return torch.stack([off, off.square() + v / g.square(), 1 / g]) * density
+        return torch.stack([off, off.square() + v / g.square(), 1 / g])
 
     # σ⁴ grows by e^{-2 f₂} towards small f₂, down to where f₂ stops mattering
     share = torch.linspace(0, 1, 9, dtype=centre.dtype, device=centre.device)[:, None, None]
     lower = -10 - 2 * rows.s.detach()
-    panels = adapt(terms, lower + share * (10 - lower))
-    values = terms(panels.nodes(), panels.rows)
-    off, squared, inner = (panels.sum(part, len(centre)) for part in values)
+    off, squared, inner = normal_mean(terms, lower + share * (10 - lower))
     return centre + off, (squared - off.square()).clamp(min=0), inner
 
 
 def _cdf_of(rows: _Rows, y: Tensor) -> Tensor:
-    def integrand(z: Tensor, index: Tensor) -> Tensor:
-        m1, v, g = rows.moments(z, index)
+    def below(z: Tensor, index: Tensor) -> Tensor:
+        m1, v, g = rows.rows(index).moments(z)
         root = g.sqrt()
-        white = (root * y[index] - m1 / root) / (1 + v / g).sqrt()
-        return torch.special.ndtr(white) * (-0.5 * z.square() - _LOG_NORMAL).exp()
+        return torch.special.ndtr((root * y[index] - m1 / root) / (1 + v / g).sqrt())
 
-    z = torch.linspace(-10, 10, 7, dtype=y.dtype, device=y.device)[:, None, None]
-    panels = adapt(integrand, z.expand(-1, *y.shape), 1e-8)
-    return panels.sum(integrand(panels.nodes(), panels.rows), len(y))
+    return normal_mean(below, normal_panels(y), 1e-8)
 
 
 def _cholesky(matrix: Tensor) -> Tensor:

@@ -99,17 +99,11 @@ def _likelihood_peak(
 
 
 def _root(slope: Callable[[Tensor], Tensor], inner: Tensor, outer: Tensor) -> Tensor:
-    """A root of a function that changes sign between inner and outer, by bisection.
+    """A root of a function that changes sign between inner and outer.
 
     On the scale of asinh: both 1e-3 and 1e300 are a few steps away.
     """
-    near, far = inner.asinh(), outer.asinh()
-    toward = (outer - inner).sign()
-    for _ in range(60):
-        middle = (near + far) / 2
-        beyond = slope(middle.sinh()) * toward < 0
-        near, far = torch.where(beyond, near, middle), torch.where(beyond, middle, far)
-    return ((near + far) / 2).sinh()
+    return _bisect(lambda t: slope(t.sinh()), inner.asinh(), outer.asinh()).sinh()
 
 
 def _drop(
