@@ -172,7 +172,7 @@ class Likelihood(gpytorch.Module, Conditional):
         Parameters
         ----------
         name
-            A property that calls `positive(name)` and `set_positive(name, value)` goes with it.
+            The class has an attribute of this name, `Hyperparameter()`, to get and set it by.
         value
             Initial value: a number, or a 1-D sequence.
         constraint
@@ -212,6 +212,19 @@ class Likelihood(gpytorch.Module, Conditional):
                 f"{name}: has {len(raw)} values, but the network has {num_outputs} outputs; give "
                 "one number, or one value per output"
             )
+
+
+class Hyperparameter:
+    """What `register_positive` made, as an attribute of this name that can be set."""
+
+    def __set_name__(self, owner: type[Likelihood], name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: Likelihood | None, owner: type[Likelihood]) -> Tensor:
+        return self if module is None else module.positive(self.name)  # type: ignore[return-value]
+
+    def __set__(self, module: Likelihood, value: float | Sequence[float] | Tensor) -> None:
+        module.set_positive(self.name, value)
 
 
 def as_positive(name: str, value: float | Sequence[float] | Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from gpytorch.constraints import Interval
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from lingp.likelihoods.base import Hyperparameter
 from lingp.likelihoods.counts import (
     limited_exp,
     log_factorial_excess,
@@ -60,14 +61,8 @@ class NegativeBinomial(Poisson):
         super().__init__(exposure=exposure)
         self.register_positive("dispersion", dispersion, dispersion_constraint)
 
-    @property
-    def dispersion(self) -> Tensor:
-        """Excess of the variance over Poisson's in units of μ², 0-d or (C,); settable."""
-        return self.positive("dispersion")
-
-    @dispersion.setter
-    def dispersion(self, value: float | Sequence[float] | Tensor) -> None:
-        self.set_positive("dispersion", value)
+    dispersion = Hyperparameter()
+    """Excess of the variance over Poisson's in units of μ², 0-d or (C,); settable."""
 
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         self.check_per_output("dispersion", math.prod(output_shape))

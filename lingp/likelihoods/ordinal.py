@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from lingp.likelihoods.base import Likelihood
+from lingp.likelihoods.base import Hyperparameter, Likelihood
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
 from lingp.likelihoods.targets import check_labels
 from lingp.runtime.described import described, same
@@ -76,14 +76,8 @@ class Ordinal(ElementwiseLikelihood):
         """K."""
         return len(self.raw_increments) + 2
 
-    @property
-    def increments(self) -> Tensor:
-        """Distances between neighbouring cutpoints, (K-2,); settable."""
-        return self.positive("increments")
-
-    @increments.setter
-    def increments(self, value: float | Sequence[float] | Tensor) -> None:
-        self.set_positive("increments", value)
+    increments = Hyperparameter()
+    """Distances between neighbouring cutpoints, (K-2,); settable."""
 
     @property
     def cutpoints(self) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from gpytorch.constraints import GreaterThan, Interval
 from torch import Tensor
 
+from lingp.likelihoods.base import Hyperparameter
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
 from lingp.likelihoods.named import named
 from lingp.likelihoods.special import student_t_cdf
@@ -69,23 +70,11 @@ class StudentT(ElementwiseLikelihood):
         self.register_positive("degrees_of_freedom", degrees_of_freedom, constraint)
         self.register_positive("scale", scale, scale_constraint)
 
-    @property
-    def degrees_of_freedom(self) -> Tensor:
-        """ν, 0-d or (C,); settable."""
-        return self.positive("degrees_of_freedom")
+    degrees_of_freedom = Hyperparameter()
+    """ν, 0-d or (C,); settable."""
 
-    @degrees_of_freedom.setter
-    def degrees_of_freedom(self, value: float | Sequence[float] | Tensor) -> None:
-        self.set_positive("degrees_of_freedom", value)
-
-    @property
-    def scale(self) -> Tensor:
-        """0-d or (C,); settable."""
-        return self.positive("scale")
-
-    @scale.setter
-    def scale(self, value: float | Sequence[float] | Tensor) -> None:
-        self.set_positive("scale", value)
+    scale = Hyperparameter()
+    """0-d or (C,); settable."""
 
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         for name in ("degrees_of_freedom", "scale"):

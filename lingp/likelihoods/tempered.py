@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lingp.likelihoods.base import Likelihood
+from lingp.likelihoods.base import Hyperparameter, Likelihood
 from lingp.likelihoods.named import as_likelihood
 from lingp.likelihoods.predictives.base import Predictive
 from lingp.likelihoods.roots import CurvatureRoot
@@ -58,14 +58,8 @@ class Tempered(Likelihood):
         if self.raw_temperature.dim() > 0:
             raise ValueError(f"temperature: expected one number, got {temperature}")
 
-    @property
-    def temperature(self) -> Tensor:
-        """T, 0-d; settable."""
-        return self.positive("temperature")
-
-    @temperature.setter
-    def temperature(self, value: float | Tensor) -> None:
-        self.set_positive("temperature", value)
+    temperature = Hyperparameter()
+    """T, 0-d; settable."""
 
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return self.likelihood.check_targets(y, output_shape, dtype)
