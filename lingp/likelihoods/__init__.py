@@ -7,6 +7,7 @@ from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.bernoulli import Bernoulli
 from lingp.likelihoods.binomial import Binomial
 from lingp.likelihoods.categorical import Categorical
+from lingp.likelihoods.conditional import Conditional, ElementwiseConditional
 from lingp.likelihoods.correlated import CorrelatedGaussian
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
 from lingp.likelihoods.from_distribution import FromDistribution
@@ -37,10 +38,12 @@ __all__ = [
     "Binomial",
     "BlockRoot",
     "Categorical",
+    "Conditional",
     "CorrelatedGaussian",
     "CurvatureRoot",
     "DenseRoot",
     "DiagonalRoot",
+    "ElementwiseConditional",
     "ElementwiseLikelihood",
     "FromDistribution",
     "Gaussian",

@@ -43,6 +43,9 @@ class Likelihood(gpytorch.Module, Conditional):
     saturates: ClassVar[bool] = False
     """Whether Λ vanishes where the outputs are sure of the target: class labels."""
 
+    found_later: ClassVar[tuple[str, ...]] = ()
+    """Attributes that checking targets finds out, which files keep."""
+
     @abstractmethod
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Targets in the form the other methods take, or an error that says what is wrong.

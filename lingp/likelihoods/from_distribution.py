@@ -46,6 +46,7 @@ class FromDistribution(Likelihood):
     """
 
     methods = ("quasi_monte_carlo", "monte_carlo")
+    found_later = ("family", "rule")
 
     def __init__(
         self,

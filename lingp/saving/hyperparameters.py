@@ -35,9 +35,6 @@ _CONSTRAINTS: dict[str, type[Interval]] = {
 # names in files of older versions
 _RENAMED = {"TemperedQuadratic": "Tempered"}
 
-# what checking targets finds out, beside what it is made of
-_FOUND: dict[type, tuple[str, ...]] = {likelihoods.FromDistribution: ("family", "rule")}
-
 
 def to_record(module: gpytorch.Module) -> dict[str, Any]:
     """A prior or likelihood, with its values."""
@@ -45,14 +42,8 @@ def to_record(module: gpytorch.Module) -> dict[str, Any]:
         **_structure(module),
         "learned": {name: p.requires_grad for name, p in module.named_parameters()},
         "state": {name: own(t) for name, t in module.state_dict().items()},
-        "found": {name: getattr(module, name) for name in _found(module)},
+        "found": {name: getattr(module, name) for name in module.found_later},
     }
-
-
-def _found(module: gpytorch.Module) -> tuple[str, ...]:
-    if isinstance(module, priors.Prior):  # also of one's own
-        return ("follows_network",)
-    return _FOUND.get(type(module), ())
 
 
 def build(record: dict[str, Any], given: Any, name: str) -> Any:
