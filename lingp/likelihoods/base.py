@@ -14,7 +14,7 @@ from torch import Tensor
 from lingp.likelihoods.conditional import Conditional
 from lingp.likelihoods.predictives.base import Predictive
 from lingp.likelihoods.predictives.draws import AffineMixture, quasi_normal, random_normal
-from lingp.likelihoods.targets import flatten_pairs
+from lingp.likelihoods.targets import flatten_pairs, flatten_targets
 
 
 class Likelihood(gpytorch.Module, Conditional):
@@ -74,22 +74,25 @@ class Likelihood(gpytorch.Module, Conditional):
         shape = self.target_shape(output_shape)
         return shape[:-1] if self.has_known else shape
 
-    def check_pairs(
+    def flatten(
         self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype, pair: str
-    ) -> Tensor:
-        """Targets that are pairs along a last axis of two, (N x C x 2), the second number checked.
+    ) -> tuple[Tensor, Tensor]:
+        """Targets (N x C), or (N x C x 2) where `has_known`; and their values (N x C).
 
         Parameters
         ----------
         y, output_shape, dtype
             As for `check_targets`.
         pair
-            What the two are, for errors: "(count, exposure)".
+            What a target and its known quantity are, for errors: "(count, exposure)".
         """
+        if not self.has_known:
+            values = flatten_targets(y, output_shape, dtype, allow_missing=True)
+            return values, values
         pairs = flatten_pairs(y, output_shape, dtype, pair)
         values, known = pairs.unbind(-1)
         self.check_known(known, "y[..., 1]", missing=values.isnan())
-        return pairs
+        return pairs, values
 
     def label_probs(self, moments: Tensor) -> Tensor:
         """Probabilities of the classes of every label, (... x L x K), from means (... x M)."""

@@ -14,7 +14,7 @@ from lingp.likelihoods.counts import (
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
 from lingp.likelihoods.named import named
 from lingp.likelihoods.special import betainc
-from lingp.likelihoods.targets import check_values, flatten_targets
+from lingp.likelihoods.targets import check_values
 from lingp.runtime.described import described, same
 
 
@@ -49,16 +49,15 @@ class Binomial(ElementwiseLikelihood):
         self.has_known = total_count is None
 
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        targets, successes = self.flatten(y, output_shape, dtype, "(successes, trials)")
         if self.total_count is not None:
-            flat = flatten_targets(y, output_shape, dtype, allow_missing=True)
             expected = f"numbers of successes 0, 1, ..., {self.total_count}"
-            check_values(flat, whole(flat) & (flat <= self.total_count), expected)
-            return flat
-        pairs = self.check_pairs(y, output_shape, dtype, "(successes, trials)")
-        successes, trials = pairs.unbind(-1)
-        check_counts(successes, "numbers of successes 0, 1, 2, ...")
-        check_values(successes, successes <= trials, "no more successes than trials", "y[..., 0]")
-        return pairs
+            check_values(successes, whole(successes) & (successes <= self.total_count), expected)
+        else:
+            check_counts(successes, "numbers of successes 0, 1, 2, ...")
+            valid = successes <= targets[..., 1]
+            check_values(successes, valid, "no more successes than trials", "y[..., 0]")
+        return targets
 
     def check_known(
         self, known: Tensor, name: str = "known", *, missing: Tensor | None = None

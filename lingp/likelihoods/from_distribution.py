@@ -130,7 +130,7 @@ class FromDistribution(Likelihood):
         p = self.distribution(f)
         num_leading = f.dim() - 1
         y = y.reshape(len(y), *p.batch_shape[num_leading:], *p.event_shape)
-        return p.log_prob(y).reshape(*f.shape[:-1], -1).sum(-1).to(f.dtype)
+        return _flat(p.log_prob(y), f).sum(-1)
 
     def residual(self, y: Tensor, f: Tensor) -> Tensor:
         return torch.func.grad(lambda g: self.log_prob(y, g).sum())(f)
@@ -145,26 +145,30 @@ class FromDistribution(Likelihood):
         return DenseRoot(psd_root(curvature))
 
     def conditional_mean(self, f: Tensor) -> Tensor:
-        return moments_of(self.distribution(f))[0].reshape(*f.shape[:-1], -1).to(f.dtype)
+        return _flat(moments_of(self.distribution(f))[0], f)
 
     def conditional_variance(self, f: Tensor) -> Tensor:
-        return moments_of(self.distribution(f))[1].reshape(*f.shape[:-1], -1).to(f.dtype)
+        return _flat(moments_of(self.distribution(f))[1], f)
 
     def sample(self, f: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        p = self.distribution(f)
-        if generator is None:
-            return p.sample().reshape(*f.shape[:-1], -1).to(f.dtype)
         # torch.distributions draw from the global generator alone: lend it, and put it back
-        seed = torch.randint(2**62, (), generator=generator, device=generator.device).item()
-        with torch.random.fork_rng([f.device] if f.device.type == "cuda" else []):
-            torch.manual_seed(int(seed))
-            return p.sample().reshape(*f.shape[:-1], -1).to(f.dtype)
+        devices = [f.device] if f.device.type == "cuda" else []
+        with torch.random.fork_rng(devices, enabled=generator is not None):
+            if generator is not None:
+                seed = torch.randint(2**62, (), generator=generator, device=generator.device)
+                torch.manual_seed(int(seed))
+            return _flat(self.distribution(f).sample(), f)
 
     def extra_repr(self) -> str:
         if self.family is None:
             return f"{name_of(self.function)}, curvature={self.curvature}"
         how = "PSD part of the Hessian" if self.rule is None else f"Fisher by {self.rule}"
         return f"{self.family}, curvature: {how}"
+
+
+def _flat(values: Tensor, f: Tensor) -> Tensor:
+    """Values of each datum and draw as (... x N x M), like f."""
+    return values.reshape(*f.shape[:-1], -1).to(f.dtype)
 
 
 def batched_hessian(function: Callable[[Tensor], Tensor], f: Tensor) -> Tensor:

@@ -176,7 +176,7 @@ class KnownNoiseGaussian(IndependentNoise):
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self.has_noise:
             self.check_per_output("noise", math.prod(output_shape))
-        pairs = self.check_pairs(y, output_shape, dtype, "(value, known noise variance)")
+        pairs, _ = self.flatten(y, output_shape, dtype, "(value, known noise variance)")
         known = pairs[..., 1]
         if not self.has_noise:
             check_values(known, known > 0, "a noise variance > 0", "y[..., 1]")

@@ -16,7 +16,7 @@ from lingp.likelihoods.counts import (
 )
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
 from lingp.likelihoods.named import named
-from lingp.likelihoods.targets import check_values, flatten_targets
+from lingp.likelihoods.targets import check_values
 from lingp.runtime.described import described, same
 
 
@@ -47,13 +47,9 @@ class Poisson(ElementwiseLikelihood):
         self.has_known = exposure
 
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        if self.has_known:
-            pairs = self.check_pairs(y, output_shape, dtype, "(count, exposure)")
-            check_counts(pairs[..., 0])
-            return pairs
-        counts = flatten_targets(y, output_shape, dtype, allow_missing=True)
+        targets, counts = self.flatten(y, output_shape, dtype, "(count, exposure)")
         check_counts(counts)
-        return counts
+        return targets
 
     def check_known(
         self, known: Tensor, name: str = "known", *, missing: Tensor | None = None

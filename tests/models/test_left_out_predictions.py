@@ -61,3 +61,12 @@ def test_missing_targets_score_nothing():
     left_out = gp.leave_one_out()
     assert left_out.log_predictive[0] == 0
     torch.testing.assert_close(left_out.variance[0], gp.predict(X[:1]).variance[0])
+
+
+def test_missing_targets_may_have_known_quantities():
+    y = KNOWN.clone()
+    y[0] = torch.nan
+    gp = LinearizedGP(make_net(2), KnownNoiseGaussian()).fit(X, y, missing="nan")
+    left_out = gp.leave_one_out()
+    assert left_out.log_predictive[0] == 0
+    assert not left_out.mean.isnan().any()

@@ -15,6 +15,8 @@ from lingp.likelihoods.predictives.quantiles import (
     real_quantile,
 )
 
+_NUM_DRAWS = 10_000
+
 
 class Predictive(ABC):
     """p(y_n) for each of N data; variance = epistemic (of f) + aleatoric (of y given f).
@@ -69,9 +71,14 @@ class Predictive(ABC):
         return self.mean, self.variance.sqrt()
 
     def quantiles(self, *probabilities: float) -> tuple[Tensor, ...]:
-        """The y with P(y_nt <= y) = p for each p, (N x T): by `cdf`, or from draws without it."""
+        """The y with P(y_nt <= y) = p for each p, (N x T).
+
+        By `cdf`; without it from 10,000 draws with a fixed seed, below which the probability has a
+        standard error of at most 0.5 %.
+        """
         if self.cdf_support is None:
-            return quantiles_of_draws(self, probabilities)
+            generator = torch.Generator(self.mean.device).manual_seed(0)
+            return quantiles_of_draws(self.sample(_NUM_DRAWS, generator), probabilities)
         centre, scale = self._around()
         if self.cdf_support == "counts":
             return tuple(count_quantile(self.cdf, p, centre) for p in probabilities)
