@@ -80,7 +80,8 @@ def _components(predictive: LatentPredictive, number: int) -> tuple[Tensor, Tens
     lower = -9 - spread  # where φ(z) / g has its mass: g may be as small as exp(f₂)
     z, step = _steps(lower, torch.full_like(lower, 9.0), number)
     weight = step * (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi)
-    return weight, *predictive.given(z)
+    mean, between, within = predictive.given.moments(z)
+    return weight, mean, between + within
 
 
 def _of_student_t(predictive: LatentPredictive, number: int) -> tuple[Tensor, Tensor, Tensor]:
