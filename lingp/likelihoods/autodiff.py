@@ -140,18 +140,16 @@ class AutodiffLikelihood(Likelihood):
 
     def _gauss_newton(self, y: Tensor, f: Tensor) -> Tensor:
         assert self.link is not None
-        link = self.link
+        link, shape = self.link, call(self.link, f).shape
 
         def density(eta: Tensor) -> Tensor:
             return call(self.density, y, eta.reshape(shape)).reshape(())
 
-        def natural(f: Tensor) -> tuple[Tensor, Tensor]:
-            eta = call(link, f)
-            return eta.reshape(-1), eta
+        def natural(f: Tensor) -> Tensor:
+            return call(link, f).reshape(-1)
 
-        jacobian, eta = torch.func.jacrev(natural, has_aux=True)(f)  # (K, C)
-        shape = eta.shape
-        hessian = torch.func.jacrev(torch.func.grad(density))(eta.reshape(-1))
+        jacobian = torch.func.jacrev(natural)(f)  # (K, C)
+        hessian = torch.func.jacrev(torch.func.grad(density))(natural(f))
         return -jacobian.mT @ hessian @ jacobian
 
     def curvature_root(self, y: Tensor, f: Tensor) -> CurvatureRoot:

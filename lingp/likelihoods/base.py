@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import gpytorch
 import torch
@@ -233,14 +233,17 @@ class Hyperparameter:
         module.set_positive(self.name, value)
 
 
+def as_numbers(name: str, value: Any, expected: str) -> Tensor:
+    """Numbers that a user gave, as a float64 tensor of their own, or an error that names them."""
+    try:
+        return torch.as_tensor(value, dtype=torch.float64).detach().clone()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}") from error
+
+
 def as_positive(name: str, value: float | Sequence[float] | Tensor) -> Tensor:
     """A positive number or 1-D sequence as float64, or an error that names it."""
-    try:
-        tensor = torch.as_tensor(value, dtype=torch.float64).detach().clone()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"{name}: expected a number or a sequence of numbers, got {type(value).__name__}"
-        ) from error
+    tensor = as_numbers(name, value, "a number or a sequence of numbers")
     if tensor.dim() > 1:
         raise ValueError(
             f"{name}: expected a number or one value per output (C,), got {tuple(tensor.shape)}"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lingp.likelihoods.base import as_numbers
 from lingp.likelihoods.gaussian import GaussianNoise
 from lingp.likelihoods.predictives.draws import normal_like
 from lingp.likelihoods.roots import CurvatureRoot, DenseRoot, SharedRoot
@@ -128,12 +129,7 @@ class CorrelatedGaussian(GaussianNoise):
 
 def _as_covariance(value: Sequence[Sequence[float]] | Tensor) -> Tensor:
     """A symmetric positive definite matrix in float64, or an error that says what is wrong."""
-    try:
-        matrix = torch.as_tensor(value, dtype=torch.float64).detach().clone()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"covariance: expected a matrix of numbers, got {type(value).__name__}"
-        ) from error
+    matrix = as_numbers("covariance", value, "a matrix of numbers")
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1] or len(matrix) == 0:
         raise ValueError(
             f"covariance: expected a square matrix (C, C), got {tuple(matrix.shape)}; "
