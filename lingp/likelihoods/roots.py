@@ -19,7 +19,10 @@ from lingp.runtime.plain import storable
 
 
 class CurvatureRoot(ABC):
-    """R = blockdiag(R_1 .. R_N), R_n (C x K)."""
+    """R = blockdiag(R_1 .. R_N), R_n (C x K).
+
+    Every kind is a dataclass; its first field is the one tensor that it stores.
+    """
 
     num_data: int
     num_outputs: int
