@@ -47,28 +47,28 @@ class Logistic(ElementwiseLikelihood):
         s = self.positive("scale").to(f)
         return s, (y - f) / s
 
-    def log_prob_each(self, y, f, known):
+    def log_prob_each(self, y, f):
         s, u = self._unit(y, f)
         return -s.log() - u.abs() - 2 * torch.log1p((-u.abs()).exp())
 
-    def residual_each(self, y, f, known):
+    def residual_each(self, y, f):
         s, u = self._unit(y, f)
         return torch.tanh(u / 2) / s
 
-    def root_each(self, y, f, known):
+    def root_each(self, y, f):
         s, u = self._unit(y, f)
         return 1 / (math.sqrt(2) * s * torch.cosh(u / 2))
 
-    def conditional_mean(self, f, known=None):
+    def conditional_mean(self, f):
         return f
 
-    def conditional_variance(self, f, known=None):
+    def conditional_variance(self, f):
         return (math.pi * self.positive("scale").to(f)).square() / 3 * torch.ones_like(f)
 
-    def cdf_each(self, y, f, known):
+    def cdf_each(self, y, f):
         return torch.sigmoid(self._unit(y, f)[1])
 
-    def sample(self, f, known=None, *, generator=None):
+    def sample(self, f, *, generator=None):
         u = torch.rand(f.shape, generator=generator, dtype=f.dtype, device=f.device)
         return f + self.positive("scale").to(f) * (u.log() - (-u).log1p())
 

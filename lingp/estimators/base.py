@@ -24,7 +24,7 @@ from lingp.estimators.overfitting import evidence, overfitted
 from lingp.estimators.scaling import Standardizer
 from lingp.inference import Mean, ValidationResult
 from lingp.inference.choice import predicts
-from lingp.likelihoods import Gaussian, Likelihood, QuadraticLikelihood
+from lingp.likelihoods import Gaussian, Likelihood
 from lingp.models import LinearizedGP, Prediction
 from lingp.priors import Prior
 from lingp.runtime.progress import track
@@ -241,7 +241,7 @@ class LinearizedGPEstimator(BaseEstimator):
 
     def _tune(self, held: Problem, *, absorb: bool) -> None:
         """Scale prior and noise by what predicts these rows best, and perhaps learn from them."""
-        tries = 500 if isinstance(held.likelihood, QuadraticLikelihood) else _TRIES
+        tries = 500 if held.likelihood.is_quadratic else _TRIES
         found = self.gp_.optimize_hyperparameters(
             validation=(held.x, held.y),
             absorb=absorb,
@@ -317,7 +317,7 @@ class LinearizedGPEstimator(BaseEstimator):
             return self.mean
         if streaming:
             return "refit"  # the network's own mean would not learn from rows that come later
-        trained = not self.prefit and isinstance(likelihood, QuadraticLikelihood)
+        trained = not self.prefit and likelihood.is_quadratic
         return "refit" if trained else "network"
 
     def _conditioned(self, network: nn.Module, problem: Problem) -> LinearizedGP:

@@ -20,7 +20,7 @@ from lingp.inference.protocol import InferenceMethod, Options, PosteriorMaker
 from lingp.inference.sparse import Sparse
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.weight_space import WeightSpace
-from lingp.likelihoods import Likelihood, QuadraticLikelihood
+from lingp.likelihoods import Likelihood
 from lingp.operators import row_flops
 from lingp.priors import Prior
 from lingp.runtime.memory import dense_bytes
@@ -171,7 +171,7 @@ def workload(
         root = likelihood.curvature_root(training.targets[:1], training.outputs[:1])
         first = torch.arange(min(1, training.num_data))
         flops = row_flops(training.factors_at(first)) if len(first) else None
-    quadratic = isinstance(likelihood, QuadraticLikelihood)
+    quadratic = likelihood.is_quadratic
     averaged = sites == "expected" and not quadratic
     newton = mean == "refit" and not quadratic
     return Workload(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lingp.likelihoods import CurvatureRoot, Likelihood, QuadraticLikelihood
+from lingp.likelihoods import CurvatureRoot, Likelihood
 from lingp.runtime.shards import Shards
 
 
@@ -63,11 +63,10 @@ class DataTerm:
     @property
     def is_quadratic(self) -> bool:
         """Whether log p(y | f) is quadratic in f, so that R doesn't depend on f."""
-        return isinstance(self.likelihood, QuadraticLikelihood)
+        return self.likelihood.is_quadratic
 
     def whitened_residual(self, f: Tensor) -> Tensor:
         """z with R z = r, (N x K); for quadratic likelihoods only."""
-        assert isinstance(self.likelihood, QuadraticLikelihood)
         each = self.likelihood.whitened_residual(self.targets, f)
         return each if self.weights is None else self.weights.sqrt().unsqueeze(-1) * each
 

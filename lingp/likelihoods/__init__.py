@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from lingp.likelihoods.autodiff import AutodiffLikelihood
-from lingp.likelihoods.base import Likelihood, QuadraticLikelihood
+from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.bernoulli import Bernoulli
 from lingp.likelihoods.binomial import Binomial
 from lingp.likelihoods.categorical import Categorical
+from lingp.likelihoods.conditional import Conditional, ElementwiseConditional
 from lingp.likelihoods.correlated import CorrelatedGaussian
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
 from lingp.likelihoods.from_distribution import FromDistribution
-from lingp.likelihoods.gaussian import Gaussian
+from lingp.likelihoods.gaussian import Gaussian, KnownNoiseGaussian
 from lingp.likelihoods.gpytorch_likelihood import to_gpytorch
 from lingp.likelihoods.heteroscedastic import Heteroscedastic
-from lingp.likelihoods.known_noise import KnownNoiseGaussian
 from lingp.likelihoods.named import as_likelihood, named
 from lingp.likelihoods.negative_binomial import NegativeBinomial
 from lingp.likelihoods.ordinal import Ordinal
 from lingp.likelihoods.poisson import Poisson
-from lingp.likelihoods.predictives import GaussianPredictive, Predictive
+from lingp.likelihoods.predictives.base import Predictive
+from lingp.likelihoods.predictives.gaussian import GaussianPredictive
 from lingp.likelihoods.roots import (
     BlockRoot,
     CurvatureRoot,
@@ -37,10 +38,12 @@ __all__ = [
     "Binomial",
     "BlockRoot",
     "Categorical",
+    "Conditional",
     "CorrelatedGaussian",
     "CurvatureRoot",
     "DenseRoot",
     "DiagonalRoot",
+    "ElementwiseConditional",
     "ElementwiseLikelihood",
     "FromDistribution",
     "Gaussian",
@@ -52,7 +55,6 @@ __all__ = [
     "Ordinal",
     "Poisson",
     "Predictive",
-    "QuadraticLikelihood",
     "SharedRoot",
     "StudentT",
     "Tempered",

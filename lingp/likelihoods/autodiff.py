@@ -13,8 +13,6 @@ from torch.distributions import Distribution
 from torch.func import functional_call
 
 from lingp.likelihoods.base import Likelihood
-from lingp.likelihoods.predictives import AffineMixture, Predictive
-from lingp.likelihoods.predictives.draws import quasi_normal, random_normal
 from lingp.likelihoods.roots import CurvatureRoot, DenseRoot
 from lingp.likelihoods.targets import flatten_targets
 from lingp.linalg.psd import psd_root
@@ -142,18 +140,16 @@ class AutodiffLikelihood(Likelihood):
 
     def _gauss_newton(self, y: Tensor, f: Tensor) -> Tensor:
         assert self.link is not None
-        link = self.link
+        link, shape = self.link, call(self.link, f).shape
 
         def density(eta: Tensor) -> Tensor:
             return call(self.density, y, eta.reshape(shape)).reshape(())
 
-        def natural(f: Tensor) -> tuple[Tensor, Tensor]:
-            eta = call(link, f)
-            return eta.reshape(-1), eta
+        def natural(f: Tensor) -> Tensor:
+            return call(link, f).reshape(-1)
 
-        jacobian, eta = torch.func.jacrev(natural, has_aux=True)(f)  # (K, C)
-        shape = eta.shape
-        hessian = torch.func.jacrev(torch.func.grad(density))(eta.reshape(-1))
+        jacobian = torch.func.jacrev(natural)(f)  # (K, C)
+        hessian = torch.func.jacrev(torch.func.grad(density))(natural(f))
         return -jacobian.mT @ hessian @ jacobian
 
     def curvature_root(self, y: Tensor, f: Tensor) -> CurvatureRoot:
@@ -179,19 +175,13 @@ class AutodiffLikelihood(Likelihood):
             values = torch.vmap(partial(call, function))(f.reshape(-1, f.shape[-1]))
         return values.reshape(*f.shape[:-1], -1).to(f.dtype)
 
-    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+    def conditional_mean(self, f: Tensor) -> Tensor:
         return self._moment("mean", self.mean_function, f)
 
-    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+    def conditional_variance(self, f: Tensor) -> Tensor:
         return self._moment("variance", self.variance_function, f)
 
-    def sample(
-        self,
-        f: Tensor,
-        known: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def sample(self, f: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         draws = call(self._needed("sample", self.sampler), f, generator)
         if draws.shape[:-1] != f.shape[:-1]:
             raise ValueError(
@@ -200,38 +190,9 @@ class AutodiffLikelihood(Likelihood):
             )
         return draws
 
-    def predictive(
-        self,
-        mean: Tensor,
-        covariance: Tensor,
-        method: str | None = None,
-        *,
-        known: Tensor | None = None,
-        num_samples: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Predictive:
-        method = self.check_method(method)
-        return over_nodes(self, mean, covariance, method, num_samples, generator)
-
     def extra_repr(self) -> str:
         curvature = self.curvature if isinstance(self.curvature, str) else name_of(self.curvature)
         return f"log_prob={name_of(self.density)}, curvature={curvature}"
-
-
-def over_nodes(
-    likelihood: Likelihood,
-    mean: Tensor,
-    covariance: Tensor,
-    method: str,
-    num_samples: int | None,
-    generator: torch.Generator | None,
-) -> Predictive:
-    """Mixture over latent nodes from their joint normal: Sobol (the same always) or random."""
-    if method == "quasi_monte_carlo":
-        normal = quasi_normal(num_samples or 1024, mean)
-    else:
-        normal = random_normal(num_samples, mean, generator)
-    return AffineMixture(likelihood, mean, covariance, normal)
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:

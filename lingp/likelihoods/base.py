@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import gpytorch
 import torch
 from gpytorch.constraints import Interval, Positive
 from torch import Tensor
 
-from lingp.likelihoods.predictives import Predictive
-from lingp.likelihoods.roots import CurvatureRoot
+from lingp.likelihoods.conditional import Conditional
+from lingp.likelihoods.predictives.base import Predictive
+from lingp.likelihoods.predictives.draws import AffineMixture, quasi_normal, random_normal
+from lingp.likelihoods.targets import flatten_pairs, flatten_targets
 
 
-class Likelihood(gpytorch.Module, ABC):
+class Likelihood(gpytorch.Module, Conditional):
     """p(y | f) for one datum with C latent outputs f, independent over data.
 
         residual        r = ∇_f log p(y | f)                                  (N x C)
@@ -41,6 +43,9 @@ class Likelihood(gpytorch.Module, ABC):
     saturates: ClassVar[bool] = False
     """Whether Λ vanishes where the outputs are sure of the target: class labels."""
 
+    found_later: ClassVar[tuple[str, ...]] = ()
+    """Attributes that checking targets finds out, which files keep."""
+
     @abstractmethod
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Targets in the form the other methods take, or an error that says what is wrong.
@@ -55,17 +60,39 @@ class Likelihood(gpytorch.Module, ABC):
             The dtype of the latent outputs.
         """
 
+    @property
+    def untempered(self) -> Likelihood:
+        """The likelihood that targets have: tempering is a matter of inference only."""
+        return self
+
     def target_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of one datum's targets."""
-        return output_shape
+        return (*output_shape, 2) if self.has_known else output_shape
 
     def moment_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the predictive mean and variance of one datum."""
-        return self.target_shape(output_shape)
+        shape = self.target_shape(output_shape)
+        return shape[:-1] if self.has_known else shape
 
-    def num_labels(self, output_shape: tuple[int, ...]) -> int | None:
-        """K where a datum's target is one class label 0 .. K-1, else None."""
-        return None
+    def flatten(
+        self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype, pair: str
+    ) -> tuple[Tensor, Tensor]:
+        """Targets (N x C), or (N x C x 2) where `has_known`; and their values (N x C).
+
+        Parameters
+        ----------
+        y, output_shape, dtype
+            As for `check_targets`.
+        pair
+            What a target and its known quantity are, for errors: "(count, exposure)".
+        """
+        if not self.has_known:
+            values = flatten_targets(y, output_shape, dtype, allow_missing=True)
+            return values, values
+        pairs = flatten_pairs(y, output_shape, dtype, pair)
+        values, known = pairs.unbind(-1)
+        self.check_known(known, "y[..., 1]", missing=values.isnan())
+        return pairs, values
 
     def label_probs(self, moments: Tensor) -> Tensor:
         """Probabilities of the classes of every label, (... x L x K), from means (... x M)."""
@@ -88,56 +115,12 @@ class Likelihood(gpytorch.Module, ABC):
         """
         return self, mean if scale == 1 else scale * mean
 
-    @abstractmethod
-    def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
-        """log p(y_n | f_n) for each datum, (... x N)."""
-
-    def log_prob_terms(self, y: Tensor, f: Tensor) -> Tensor | None:
-        """`log_prob` as a sum of one term for each f_c, (... x N x C); None where it isn't one."""
-        return None
-
-    @abstractmethod
-    def residual(self, y: Tensor, f: Tensor) -> Tensor:
-        """r = ∇_f log p(y | f), (... x N x C)."""
-
-    @abstractmethod
-    def curvature_root(self, y: Tensor, f: Tensor) -> CurvatureRoot:
-        """R with R Rᵀ = Λ at f (N x C)."""
-
-    def average_curvature(self, y: Tensor, f: Tensor) -> Tensor:
-        """The mean of Λ over nodes f (S x N x C), (N x C x C)."""
-        total = f.new_zeros(*f.shape[1:], f.shape[-1])
-        for node in f:
-            root = self.curvature_root(y, node).dense()
-            total += root @ root.mT
-        return total / len(f)
-
-    @abstractmethod
-    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
-        """E[y | f], (... x N x M)."""
-
-    @abstractmethod
-    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
-        """Var[y | f], (... x N x M)."""
-
-    @abstractmethod
-    def sample(
-        self,
-        f: Tensor,
-        known: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """One draw of y given each f, (... x N x T)."""
-
-    @abstractmethod
     def predictive(
         self,
         mean: Tensor,
         covariance: Tensor,
         method: str | None = None,
         *,
-        known: Tensor | None = None,
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Predictive:
@@ -151,11 +134,27 @@ class Likelihood(gpytorch.Module, ABC):
             (N x C x C).
         method
             One of `methods`; the first by default.
-        known
-            The known quantity of each target to predict, (N x T), for likelihoods that have one.
         num_samples, generator
             For methods that draw.
         """
+        method = self.check_method(method)
+        expected = (len(mean), *self.moment_shape(tuple(mean.shape[1:])))
+        if self.known is not None and self.known.shape != expected:
+            raise ValueError(
+                f"known: has shape {tuple(self.known.shape)}, but the targets to predict have "
+                f"shape {expected}; give one number for each"
+            )
+        if method == "monte_carlo":
+            normal = random_normal(num_samples, mean, generator)
+        elif method == "quasi_monte_carlo":
+            normal = quasi_normal(num_samples or 1024, mean)
+        else:
+            return self.integrated(mean, covariance, method)
+        return AffineMixture(self, mean, covariance, normal)
+
+    def integrated(self, mean: Tensor, covariance: Tensor, method: str) -> Predictive:
+        """The predictive by one of `methods` that doesn't average over nodes or draws of f."""
+        raise NotImplementedError(f"method: {type(self).__name__} doesn't implement {method!r}")
 
     def check_method(self, method: str | None) -> str:
         """The predictive method to use, or an error that names the known ones."""
@@ -179,7 +178,7 @@ class Likelihood(gpytorch.Module, ABC):
         Parameters
         ----------
         name
-            A property that calls `positive(name)` and `set_positive(name, value)` goes with it.
+            The class has an attribute of this name, `Hyperparameter()`, to get and set it by.
         value
             Initial value: a number, or a 1-D sequence.
         constraint
@@ -221,24 +220,30 @@ class Likelihood(gpytorch.Module, ABC):
             )
 
 
-class QuadraticLikelihood(Likelihood):
-    """A likelihood whose log p(y | f) is quadratic in f: one linear solve is the posterior mean."""
+class Hyperparameter:
+    """What `register_positive` made, as an attribute of this name that can be set."""
 
-    limits_fit = True
+    def __set_name__(self, owner: type[Likelihood], name: str) -> None:
+        self.name = name
 
-    @abstractmethod
-    def whitened_residual(self, y: Tensor, f: Tensor) -> Tensor:
-        """z with R z = r, (N x K): for a Gaussian, the residual in noise standard deviations."""
+    def __get__(self, module: Likelihood | None, owner: type[Likelihood]) -> Tensor:
+        return self if module is None else module.positive(self.name)  # type: ignore[return-value]
+
+    def __set__(self, module: Likelihood, value: float | Sequence[float] | Tensor) -> None:
+        module.set_positive(self.name, value)
+
+
+def as_numbers(name: str, value: Any, expected: str) -> Tensor:
+    """Numbers that a user gave, as a float64 tensor of their own, or an error that names them."""
+    try:
+        return torch.as_tensor(value, dtype=torch.float64).detach().clone()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}") from error
 
 
 def as_positive(name: str, value: float | Sequence[float] | Tensor) -> Tensor:
     """A positive number or 1-D sequence as float64, or an error that names it."""
-    try:
-        tensor = torch.as_tensor(value, dtype=torch.float64).detach().clone()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"{name}: expected a number or a sequence of numbers, got {type(value).__name__}"
-        ) from error
+    tensor = as_numbers(name, value, "a number or a sequence of numbers")
     if tensor.dim() > 1:
         raise ValueError(
             f"{name}: expected a number or one value per output (C,), got {tuple(tensor.shape)}"

@@ -40,30 +40,24 @@ class Bernoulli(ElementwiseLikelihood):
     def label_probs(self, moments: Tensor) -> Tensor:
         return torch.stack([1 - moments, moments], -1)
 
-    def log_prob_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+    def log_prob_each(self, y: Tensor, f: Tensor) -> Tensor:
         return logsigmoid((2 * y - 1) * f)
 
-    def residual_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+    def residual_each(self, y: Tensor, f: Tensor) -> Tensor:
         sign = 2 * y - 1
         return sign * torch.sigmoid(-sign * f)
 
-    def root_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+    def root_each(self, y: Tensor, f: Tensor) -> Tensor:
         return (0.5 * (logsigmoid(f) + logsigmoid(-f))).exp()
 
-    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+    def conditional_mean(self, f: Tensor) -> Tensor:
         return torch.sigmoid(f)
 
-    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+    def conditional_variance(self, f: Tensor) -> Tensor:
         return torch.sigmoid(f) * torch.sigmoid(-f)
 
-    def cdf_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+    def cdf_each(self, y: Tensor, f: Tensor) -> Tensor:
         return torch.where(y >= 1, 1.0, torch.sigmoid(-f))
 
-    def sample(
-        self,
-        f: Tensor,
-        known: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def sample(self, f: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         return torch.bernoulli(torch.sigmoid(f), generator=generator)

@@ -8,16 +8,13 @@ from torch.nn.functional import logsigmoid
 
 from lingp.likelihoods.counts import (
     check_counts,
-    check_known,
-    check_known_values,
-    flatten_pairs,
     log_factorial_excess,
     whole,
 )
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
 from lingp.likelihoods.named import named
 from lingp.likelihoods.special import betainc
-from lingp.likelihoods.targets import check_values, flatten_targets
+from lingp.likelihoods.targets import check_values
 from lingp.runtime.described import described, same
 
 
@@ -51,37 +48,31 @@ class Binomial(ElementwiseLikelihood):
         self.total_count = total_count
         self.has_known = total_count is None
 
-    def target_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (*output_shape, 2) if self.has_known else output_shape
-
-    def moment_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return output_shape
-
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        targets, successes = self.flatten(y, output_shape, dtype, "(successes, trials)")
         if self.total_count is not None:
-            flat = flatten_targets(y, output_shape, dtype, allow_missing=True)
             expected = f"numbers of successes 0, 1, ..., {self.total_count}"
-            check_values(flat, whole(flat) & (flat <= self.total_count), expected)
-            return flat
-        pairs = flatten_pairs(y, output_shape, dtype, "(successes, trials)")
-        successes, trials = pairs.unbind(-1)
-        check_counts(successes, "numbers of successes 0, 1, 2, ...")
-        check_known(pairs, whole(trials), "a number of trials 0, 1, 2, ... beside every target")
-        check_values(successes, successes <= trials, "no more successes than trials", "y[..., 0]")
-        return pairs
+            check_values(successes, whole(successes) & (successes <= self.total_count), expected)
+        else:
+            check_counts(successes, "numbers of successes 0, 1, 2, ...")
+            valid = successes <= targets[..., 1]
+            check_values(successes, valid, "no more successes than trials", "y[..., 0]")
+        return targets
 
-    def check_known(self, known: Tensor | None) -> None:
-        if known is not None:
-            check_known_values(known, whole(known), "a number of trials 0, 1, 2, ...")
+    def check_known(
+        self, known: Tensor, name: str = "known", *, missing: Tensor | None = None
+    ) -> None:
+        expected = "a number of trials 0, 1, 2, ..."
+        check_values(known, whole(known), expected, name, missing=missing)
 
-    def trials(self, f: Tensor, known: Tensor | None) -> Tensor:
+    def trials(self, f: Tensor) -> Tensor:
         """n, broadcastable to f."""
-        if known is not None:
-            return known
+        if self.known is not None:
+            return self.known
         return torch.as_tensor(float(self.total_count or 1), dtype=f.dtype, device=f.device)
 
-    def log_prob_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
-        n = self.trials(f, known)
+    def log_prob_each(self, y: Tensor, f: Tensor) -> Tensor:
+        n = self.trials(f)
         share = y / n.clamp(min=1.0)
         # around the share of successes: no large terms cancel
         successes = y * logsigmoid(f) - torch.xlogy(y, share)
@@ -89,31 +80,25 @@ class Binomial(ElementwiseLikelihood):
         excess = [log_factorial_excess(count) for count in (n, y, n - y)]
         return successes + failures + (excess[0] - excess[1] - excess[2]).to(f)
 
-    def residual_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
-        return y * (-f).sigmoid() - (self.trials(f, known) - y) * f.sigmoid()
+    def residual_each(self, y: Tensor, f: Tensor) -> Tensor:
+        return y * (-f).sigmoid() - (self.trials(f) - y) * f.sigmoid()
 
-    def root_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
-        return self.trials(f, known).sqrt() * (0.5 * (logsigmoid(f) + logsigmoid(-f))).exp()
+    def root_each(self, y: Tensor, f: Tensor) -> Tensor:
+        return self.trials(f).sqrt() * (0.5 * (logsigmoid(f) + logsigmoid(-f))).exp()
 
-    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
-        return self.trials(f, known) * f.sigmoid()
+    def conditional_mean(self, f: Tensor) -> Tensor:
+        return self.trials(f) * f.sigmoid()
 
-    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
-        return self.trials(f, known) * f.sigmoid() * (-f).sigmoid()
+    def conditional_variance(self, f: Tensor) -> Tensor:
+        return self.trials(f) * f.sigmoid() * (-f).sigmoid()
 
-    def cdf_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
-        n = self.trials(f, known)
+    def cdf_each(self, y: Tensor, f: Tensor) -> Tensor:
+        n = self.trials(f)
         below = betainc((n - y).clamp(min=1.0), y + 1, (-f).sigmoid())
         return torch.where(y >= n, 1.0, below)
 
-    def sample(
-        self,
-        f: Tensor,
-        known: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        trials = self.trials(f, known).expand_as(f)
+    def sample(self, f: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        trials = self.trials(f).expand_as(f)
         return torch.binomial(trials, f.sigmoid(), generator=generator)
 
     def extra_repr(self) -> str:

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.named import named
-from lingp.likelihoods.predictives import LabelPredictive, Predictive, SampledLabels, softmax
-from lingp.likelihoods.predictives.draws import random_normal
+from lingp.likelihoods.predictives import softmax
+from lingp.likelihoods.predictives.labels import LabelPredictive
 from lingp.likelihoods.roots import BlockRoot, CurvatureRoot, DenseRoot
-from lingp.likelihoods.targets import check_values, flatten_targets, split_missing, with_rows
+from lingp.likelihoods.targets import check_labels, split_missing, with_rows
 from lingp.likelihoods.two_classes import integrate_two
 from lingp.runtime.described import described, same
 
@@ -39,6 +39,7 @@ class Categorical(Likelihood):
     methods = ("quadrature", "probit", "laplace_bridge", "monte_carlo")
     allows_missing = True
     saturates = True
+    has_order = False
 
     def __init__(self, num_classes: int | None = None) -> None:
         super().__init__()
@@ -52,17 +53,7 @@ class Categorical(Likelihood):
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         self._check_output(output_shape)
         num_classes = output_shape[-1]
-        if tuple(y.shape[1:]) == output_shape:
-            raise ValueError(
-                f"y: has shape {with_rows(output_shape)}, one number per class; give labels "
-                f"0..{num_classes - 1} of shape {with_rows(output_shape[:-1])}: y.argmax(-1) "
-                "where y is one-hot"
-            )
-        if y.dtype == torch.bool and num_classes > 2:
-            raise TypeError(f"y: expected labels 0..{num_classes - 1}, got two-valued torch.bool")
-        labels = flatten_targets(y, output_shape[:-1], dtype, allow_missing=True)
-        valid = (labels >= 0) & (labels < num_classes) & (labels == labels.round())
-        check_values(labels, valid, f"class labels 0..{num_classes - 1}, whole numbers")
+        labels = check_labels(y, output_shape[:-1], num_classes, dtype)
         if len(output_shape) > 1:
             self.num_classes = num_classes
         return labels
@@ -133,38 +124,20 @@ class Categorical(Likelihood):
         curvature = torch.diag_embed(others.sum(-1)) - others
         return (~y.isnan())[..., None] * curvature
 
-    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+    def conditional_mean(self, f: Tensor) -> Tensor:
         return self._log_probs(f).exp().flatten(-2)
 
-    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+    def conditional_variance(self, f: Tensor) -> Tensor:
         p = self._log_probs(f).exp()
         return (p * (1 - p)).flatten(-2)
 
-    def sample(
-        self,
-        f: Tensor,
-        known: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def sample(self, f: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         p = self._log_probs(f).exp()
         labels = torch.multinomial(p.flatten(0, -2), 1, replacement=True, generator=generator)
         return labels.reshape(p.shape[:-1]).to(f.dtype)
 
-    def predictive(
-        self,
-        mean: Tensor,
-        covariance: Tensor,
-        method: str | None = None,
-        *,
-        known: Tensor | None = None,
-        num_samples: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Predictive:
-        method, num_classes = self.check_method(method), self.num_classes or mean.shape[-1]
-        if method == "monte_carlo":
-            normal = random_normal(num_samples, mean, generator)
-            return SampledLabels(self, mean, covariance, normal)
+    def integrated(self, mean: Tensor, covariance: Tensor, method: str) -> LabelPredictive:
+        num_classes = self.num_classes or mean.shape[-1]
         moments = {
             "quadrature": integrate_two if num_classes == 2 else softmax.integrate,
             "probit": softmax.probit,

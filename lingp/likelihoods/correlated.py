@@ -8,15 +8,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lingp.likelihoods.base import QuadraticLikelihood
-from lingp.likelihoods.predictives import CorrelatedGaussianPredictive
+from lingp.likelihoods.base import as_numbers
+from lingp.likelihoods.gaussian import GaussianNoise
+from lingp.likelihoods.predictives.draws import normal_like
 from lingp.likelihoods.roots import CurvatureRoot, DenseRoot, SharedRoot
 from lingp.likelihoods.targets import flatten_targets, split_missing
 from lingp.runtime.described import described
 
 
 @described(covariance=lambda noise: torch.eye(len(noise.raw_scale), dtype=torch.float64))
-class CorrelatedGaussian(QuadraticLikelihood):
+class CorrelatedGaussian(GaussianNoise):
     """log p(y | f) = log N(y; f, Σ),  Σ = L Lᵀ (C x C), the same for all data.
 
     z = L⁻¹ (y - f),   r = L⁻ᵀ z,   R = L⁻ᵀ,   Λ = Σ⁻¹.
@@ -34,9 +35,6 @@ class CorrelatedGaussian(QuadraticLikelihood):
 
     raw_scale: torch.nn.Parameter
     raw_coupling: torch.nn.Parameter
-
-    methods = ("exact",)
-    allows_missing = True
 
     def __init__(self, covariance: Sequence[Sequence[float]] | Tensor) -> None:
         super().__init__()
@@ -115,34 +113,14 @@ class CorrelatedGaussian(QuadraticLikelihood):
         root = _inverse_transpose(self._observed_factor(observed, f))
         return DenseRoot(observed.unsqueeze(-1) * root)
 
-    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
-        return f
-
-    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+    def conditional_variance(self, f: Tensor) -> Tensor:
         return self.factor.square().sum(-1).to(f).expand_as(f)
 
-    def sample(
-        self,
-        f: Tensor,
-        known: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        normal = torch.randn(f.shape, generator=generator, dtype=f.dtype, device=f.device)
-        return f + normal @ self.factor.to(f).mT
+    def sample(self, f: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        return f + normal_like(f, generator) @ self.factor.to(f).mT
 
-    def predictive(
-        self,
-        mean: Tensor,
-        covariance: Tensor,
-        method: str | None = None,
-        *,
-        known: Tensor | None = None,
-        num_samples: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> CorrelatedGaussianPredictive:
-        self.check_method(method)
-        return CorrelatedGaussianPredictive(mean, covariance, self.covariance.to(mean))
+    def noise_covariance(self, f: Tensor) -> Tensor:
+        return self.covariance.to(f)
 
     def extra_repr(self) -> str:
         values = ", ".join(f"{value:.4g}" for value in self.covariance.detach().diagonal())
@@ -151,12 +129,7 @@ class CorrelatedGaussian(QuadraticLikelihood):
 
 def _as_covariance(value: Sequence[Sequence[float]] | Tensor) -> Tensor:
     """A symmetric positive definite matrix in float64, or an error that says what is wrong."""
-    try:
-        matrix = torch.as_tensor(value, dtype=torch.float64).detach().clone()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"covariance: expected a matrix of numbers, got {type(value).__name__}"
-        ) from error
+    matrix = as_numbers("covariance", value, "a matrix of numbers")
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1] or len(matrix) == 0:
         raise ValueError(
             f"covariance: expected a square matrix (C, C), got {tuple(matrix.shape)}; "

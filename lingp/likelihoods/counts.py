@@ -1,4 +1,4 @@
-"""What likelihoods of counts share: saddle-point log factorials, safe rates, checks of targets."""
+"""What likelihoods of counts share: saddle-point log factorials, safe rates, whole numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from lingp.likelihoods.targets import check_values, flatten_targets, with_rows
+from lingp.likelihoods.targets import check_values
 
 MAX_LOG_RATE = 40.0
 """Above this log rate `exp` gives way to its quadratic continuation: float64 no longer tells
@@ -66,35 +66,6 @@ def sample_poisson(rate: Tensor, generator: torch.Generator | None) -> Tensor:
     return torch.where(rate > limit, (rate + rate.sqrt() * normal).round(), counts)
 
 
-def flatten_pairs(
-    y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype, pair: str
-) -> Tensor:
-    """Targets with their known quantity along a last axis of two, as (N x C x 2).
-
-    Parameters
-    ----------
-    y
-        Targets, first axis the data; an output axis of one may be left out.
-    output_shape
-        Shape of the network's output for one datum.
-    dtype
-        Of the result.
-    pair
-        What the two are, for errors.
-    """
-    expected = (*output_shape, 2)
-    given = tuple(y.shape[1:])
-    if given != expected and {given, expected} != {(2,), (1, 2)}:
-        raise ValueError(
-            f"y: has shape {with_rows(given)}, but this likelihood takes {pair} along a last axis "
-            f"of two, {with_rows(expected)}; stack them: torch.stack([first, second], -1)"
-        )
-    flat = flatten_targets(y.reshape(-1, *expected), expected, dtype, allow_missing=True)
-    values, known = flat.reshape(y.shape[0], -1, 2).unbind(-1)
-    # what stands beside a missing value is never used
-    return torch.stack([values, torch.where(values.isnan(), torch.nan, known)], -1)
-
-
 def check_counts(values: Tensor, expected: str = "counts 0, 1, 2, ...") -> None:
     """Raise unless every observed value is a finite whole number that is not negative."""
     check_values(values, whole(values), expected)
@@ -103,34 +74,3 @@ def check_counts(values: Tensor, expected: str = "counts 0, 1, 2, ...") -> None:
 def whole(values: Tensor) -> Tensor:
     """Where values are finite whole numbers >= 0."""
     return values.isfinite() & (values >= 0) & (values == values.round())
-
-
-def check_known(pairs: Tensor, valid: Tensor, expected: str) -> None:
-    """Raise unless the known quantity beside every observed value is valid.
-
-    Parameters
-    ----------
-    pairs
-        (N x C x 2).
-    valid
-        Where the known quantity is, (N x C); False where it is NaN.
-    expected
-        What it should be.
-    """
-    values, known = pairs.unbind(-1)
-    bad = ~(valid | values.isnan())
-    if bool(bad.any()):
-        row = int(bad.any(-1).nonzero()[0])
-        raise ValueError(
-            f"y[..., 1]: expected {expected}, got {known[row][bad[row]][0].item():g} in row {row} "
-            f"({int(bad.sum())} such values)"
-        )
-
-
-def check_known_values(known: Tensor, valid: Tensor, expected: str) -> None:
-    """Raise unless every known quantity of a target to predict is valid."""
-    if not bool(valid.all()):
-        raise ValueError(
-            f"known: expected {expected}, got {known[~valid][0].item():g} "
-            f"({int((~valid).sum())} such values)"
-        )

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from lingp.likelihoods.base import Likelihood, QuadraticLikelihood
+from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
 from lingp.likelihoods.predictives.draws import quasi_normal
-from lingp.likelihoods.predictives.quadrature import NUM_NODES, adapt, row_chunks
+from lingp.likelihoods.predictives.quadrature import NUM_NODES, normal_mean, row_chunks
 from lingp.linalg.psd import psd_root
 
-_LOG_NORMAL = 0.5 * math.log(2 * math.pi)
 _NUM_PANELS = 12
 
 
@@ -38,7 +35,7 @@ def expected_log_prob(
     num_nodes
         Scrambled Sobol nodes, where they are used.
     """
-    if isinstance(likelihood, QuadraticLikelihood):
+    if likelihood.is_quadratic:
         return _quadratic(likelihood, y, mean, covariance)
     if isinstance(likelihood, ElementwiseLikelihood):
         variance = covariance.diagonal(dim1=-2, dim2=-1)
@@ -53,9 +50,7 @@ def expected_log_prob(
     return torch.cat(parts)
 
 
-def _quadratic(
-    likelihood: QuadraticLikelihood, y: Tensor, mean: Tensor, covariance: Tensor
-) -> Tensor:
+def _quadratic(likelihood: Likelihood, y: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
     """log p(y | m) - ½ tr(Rᵀ S R)."""
     root = likelihood.curvature_root(y, mean)
     half = root.t_apply(covariance).mT  # (N, C, K)
@@ -67,19 +62,15 @@ def _elementwise(
     likelihood: ElementwiseLikelihood, y: Tensor, mean: Tensor, scale: Tensor
 ) -> Tensor:
     """Σ_c ∫ log p(y_c | m_c + √v_c z) N(z | 0, 1) dz, scale = √v (N x C)."""
-    values, known, observed = likelihood.split_known(y)
+    here, values, observed = likelihood.split_known(y)
 
     def integrand(z: Tensor, row: Tensor) -> Tensor:
-        beside = None if known is None else known[row]
-        log_prob = likelihood.log_prob_each(values[row], mean[row] + scale[row] * z, beside)
-        return log_prob * (-0.5 * z.square() - _LOG_NORMAL).exp()
+        return here.rows(row).log_prob_each(values[row], mean[row] + scale[row] * z)
 
     # a rate e^f has its mass around z = √v
     reach = 10 + scale.detach().clamp(max=20.0)
     breakpoints = torch.linspace(-1, 1, 9, dtype=mean.dtype, device=mean.device)[:, None, None]
-    panels = adapt(integrand, reach * breakpoints)
-    integrals = panels.sum(integrand(panels.nodes(), panels.rows), len(mean))
-    return (observed * integrals).sum(-1)
+    return (observed * normal_mean(integrand, reach * breakpoints)).sum(-1)
 
 
 def _over_nodes(

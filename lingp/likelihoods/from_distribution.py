@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
-from lingp.likelihoods.autodiff import call, name_of, over_nodes, unchecked_distributions
+from lingp.likelihoods.autodiff import call, name_of, unchecked_distributions
 from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.divergence import base_of, divergence, divergence_rule
-from lingp.likelihoods.predictives import Predictive
 from lingp.likelihoods.roots import CurvatureRoot, DenseRoot
 from lingp.likelihoods.targets import check_values, flatten_targets
 from lingp.linalg.psd import psd_root
@@ -47,6 +46,7 @@ class FromDistribution(Likelihood):
     """
 
     methods = ("quasi_monte_carlo", "monte_carlo")
+    found_later = ("family", "rule")
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class FromDistribution(Likelihood):
         p = self.distribution(f)
         num_leading = f.dim() - 1
         y = y.reshape(len(y), *p.batch_shape[num_leading:], *p.event_shape)
-        return p.log_prob(y).reshape(*f.shape[:-1], -1).sum(-1).to(f.dtype)
+        return _flat(p.log_prob(y), f).sum(-1)
 
     def residual(self, y: Tensor, f: Tensor) -> Tensor:
         return torch.func.grad(lambda g: self.log_prob(y, g).sum())(f)
@@ -144,46 +144,31 @@ class FromDistribution(Likelihood):
             curvature = batched_hessian(lambda g: divergence(p, self.distribution(g), rule), f)
         return DenseRoot(psd_root(curvature))
 
-    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
-        return moments_of(self.distribution(f))[0].reshape(*f.shape[:-1], -1).to(f.dtype)
+    def conditional_mean(self, f: Tensor) -> Tensor:
+        return _flat(moments_of(self.distribution(f))[0], f)
 
-    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
-        return moments_of(self.distribution(f))[1].reshape(*f.shape[:-1], -1).to(f.dtype)
+    def conditional_variance(self, f: Tensor) -> Tensor:
+        return _flat(moments_of(self.distribution(f))[1], f)
 
-    def sample(
-        self,
-        f: Tensor,
-        known: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        p = self.distribution(f)
-        if generator is None:
-            return p.sample().reshape(*f.shape[:-1], -1).to(f.dtype)
+    def sample(self, f: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         # torch.distributions draw from the global generator alone: lend it, and put it back
-        seed = torch.randint(2**62, (), generator=generator, device=generator.device).item()
-        with torch.random.fork_rng([f.device] if f.device.type == "cuda" else []):
-            torch.manual_seed(int(seed))
-            return p.sample().reshape(*f.shape[:-1], -1).to(f.dtype)
-
-    def predictive(
-        self,
-        mean: Tensor,
-        covariance: Tensor,
-        method: str | None = None,
-        *,
-        known: Tensor | None = None,
-        num_samples: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Predictive:
-        method = self.check_method(method)
-        return over_nodes(self, mean, covariance, method, num_samples, generator)
+        devices = [f.device] if f.device.type == "cuda" else []
+        with torch.random.fork_rng(devices, enabled=generator is not None):
+            if generator is not None:
+                seed = torch.randint(2**62, (), generator=generator, device=generator.device)
+                torch.manual_seed(int(seed))
+            return _flat(self.distribution(f).sample(), f)
 
     def extra_repr(self) -> str:
         if self.family is None:
             return f"{name_of(self.function)}, curvature={self.curvature}"
         how = "PSD part of the Hessian" if self.rule is None else f"Fisher by {self.rule}"
         return f"{self.family}, curvature: {how}"
+
+
+def _flat(values: Tensor, f: Tensor) -> Tensor:
+    """Values of each datum and draw as (... x N x M), like f."""
+    return values.reshape(*f.shape[:-1], -1).to(f.dtype)
 
 
 def batched_hessian(function: Callable[[Tensor], Tensor], f: Tensor) -> Tensor:

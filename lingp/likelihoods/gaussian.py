@@ -1,25 +1,117 @@
-"""Gaussian noise, one variance for all outputs or one for each."""
+"""Gaussian noise: what its kinds share, and noise that is independent between outputs."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
 from gpytorch.constraints import Interval
 from torch import Tensor
 
-from lingp.likelihoods.base import QuadraticLikelihood
+from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.named import named
-from lingp.likelihoods.predictives import GaussianPredictive
+from lingp.likelihoods.predictives.draws import normal_like
+from lingp.likelihoods.predictives.gaussian import GaussianPredictive
 from lingp.likelihoods.roots import CurvatureRoot, DiagonalRoot, UniformRoot
-from lingp.likelihoods.targets import flatten_targets, split_missing
+from lingp.likelihoods.targets import check_values, flatten_targets, split_missing
 from lingp.runtime.described import described, start
+
+
+class GaussianNoise(Likelihood):
+    """y = f + ε with normal ε of which the covariance doesn't depend on f."""
+
+    methods = ("exact",)
+    allows_missing = True
+    is_quadratic = True
+    limits_fit = True
+
+    @abstractmethod
+    def noise_covariance(self, f: Tensor) -> Tensor:
+        """Covariance of ε, (N x C x C) or (C x C)."""
+
+    def conditional_mean(self, f: Tensor) -> Tensor:
+        return f
+
+    def integrated(self, mean: Tensor, covariance: Tensor, method: str) -> GaussianPredictive:
+        return GaussianPredictive(mean, covariance, self.noise_covariance(mean))
+
+
+class IndependentNoise(GaussianNoise):
+    """log p(y | f) = -½ Σ_c [ (y_c - f_c)² / v_c + log(2π v_c) ],   v_c = noise_c (+ known_c).
+
+    r = (y - f) / v,   R = diag(v^{-1/2}),   z = (y - f) / v^{1/2}.
+    """
+
+    has_noise: bool = True
+    """Whether there is a noise variance beyond the known one."""
+
+    @property
+    def noise(self) -> Tensor:
+        """Noise variance that all data share, 0-d or (C,); zero if there is none. Settable."""
+        return self.positive("noise") if self.has_noise else torch.zeros((), dtype=torch.float64)
+
+    @noise.setter
+    def noise(self, value: float | Sequence[float] | Tensor) -> None:
+        if not self.has_noise:
+            raise ValueError("noise: this likelihood has none; make KnownNoiseGaussian(noise=...)")
+        self.set_positive("noise", value)
+
+    def _variance(self, f: Tensor, known: Tensor | None) -> Tensor:
+        """v, (N x C) or broadcastable to it."""
+        noise = self.noise.to(f)
+        return noise if known is None else noise + known
+
+    def _split(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Values without NaN, v, and what was observed."""
+        known = None
+        if self.has_known:
+            y, known = y.unbind(-1)
+            known = torch.where(y.isnan(), 1.0, known)
+        values, observed = split_missing(y)
+        return values, self._variance(f, known), observed
+
+    def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
+        values, variance, observed = self._split(y, f)
+        terms = (values - f).square() / variance + (2 * math.pi * variance).log()
+        return -0.5 * (observed * terms).sum(-1)
+
+    def residual(self, y: Tensor, f: Tensor) -> Tensor:
+        values, variance, observed = self._split(y, f)
+        return observed * (values - f) / variance
+
+    def whitened_residual(self, y: Tensor, f: Tensor) -> Tensor:
+        values, variance, observed = self._split(y, f)
+        return observed * (values - f) * variance.rsqrt()
+
+    def curvature_root(self, y: Tensor, f: Tensor) -> CurvatureRoot:
+        _, variance, observed = self._split(y, f)
+        if variance.dim() == 0 and bool(observed.all()):
+            return UniformRoot(variance.rsqrt(), *f.shape)
+        return DiagonalRoot(observed * variance.rsqrt())
+
+    def conditional_variance(self, f: Tensor) -> Tensor:
+        return self._variance(f, self.known).expand_as(f)
+
+    def noise_covariance(self, f: Tensor) -> Tensor:
+        variance = self._variance(f, self.known)
+        shape = torch.broadcast_shapes(variance.shape, f.shape[-1:])
+        return torch.diag_embed(variance.expand(shape))
+
+    def sample(self, f: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        return f + self._variance(f, self.known).sqrt() * normal_like(f, generator)
+
+    def extra_repr(self) -> str:
+        if not self.has_noise:
+            return ""
+        values = self.noise.detach()
+        return f"noise={values.item():.4g}" if values.dim() == 0 else f"noise={values.tolist()}"
 
 
 @described(noise=start("noise"))
 @named("gaussian")
-class Gaussian(QuadraticLikelihood):
+class Gaussian(IndependentNoise):
     """log p(y | f) = -½ Σ_c [ (y_c - f_c)² / noise_c + log(2π noise_c) ].
 
     r = (y - f) / noise,   R = diag(noise^{-1/2}),   z = (y - f) / noise^{1/2}.
@@ -35,9 +127,6 @@ class Gaussian(QuadraticLikelihood):
 
     raw_noise: torch.nn.Parameter
 
-    methods = ("exact",)
-    allows_missing = True
-
     def __init__(
         self,
         noise: float | Sequence[float] | Tensor = 1.0,
@@ -47,69 +136,58 @@ class Gaussian(QuadraticLikelihood):
         super().__init__()
         self.register_positive("noise", noise, noise_constraint)
 
-    @property
-    def noise(self) -> Tensor:
-        """Noise variance, 0-d or (C,); settable."""
-        return self.positive("noise")
-
-    @noise.setter
-    def noise(self, value: float | Sequence[float] | Tensor) -> None:
-        self.set_positive("noise", value)
-
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         self.check_per_output("noise", math.prod(output_shape))
         return flatten_targets(y, output_shape, dtype, allow_missing=True)
 
-    def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
-        noise, (y, observed) = self.noise.to(f), split_missing(y)
-        terms = (y - f).square() / noise + (2 * math.pi * noise).log()
-        return -0.5 * (observed * terms).sum(-1)
 
-    def residual(self, y: Tensor, f: Tensor) -> Tensor:
-        y, observed = split_missing(y)
-        return observed * (y - f) / self.noise.to(f)
+@described(noise=start("noise"))
+class KnownNoiseGaussian(IndependentNoise):
+    """log p(y | f) = -½ Σ_c [ (y_c - f_c)² / v_c + log(2π v_c) ],   v_c = known_c + noise_c.
 
-    def curvature_root(self, y: Tensor, f: Tensor) -> CurvatureRoot:
-        root, missing = self.noise.to(f).rsqrt(), y.isnan()
-        if bool(missing.any()):
-            return DiagonalRoot(torch.where(missing, 0.0, root.expand_as(f)))
-        if root.dim() == 0:
-            return UniformRoot(root, *f.shape)
-        return DiagonalRoot(root.expand_as(f))
+    r = (y - f) / v,   R = diag(v^{-1/2}),   z = (y - f) / v^{1/2}.
 
-    def whitened_residual(self, y: Tensor, f: Tensor) -> Tensor:
-        y, observed = split_missing(y)
-        return observed * (y - f) * self.noise.to(f).rsqrt()
+    Targets have a trailing axis of two: the value, and its known noise variance (measurement error
+    squared). To predict, `known` gives the noise variances of the rows to predict; without it,
+    predictions have only the shared noise, which is none unless `noise` is given.
 
-    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
-        return f
+    Parameters
+    ----------
+    noise
+        Noise variance beyond the known one, shared by all data: a number, or one per output (C,);
+        a hyperparameter (`raw_noise`). None: there is no more noise than is known.
+    noise_constraint
+        A GPyTorch constraint for `raw_noise`; positive through `exp` by default.
+    """
 
-    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
-        return self.noise.to(f).expand_as(f)
+    has_known = True
 
-    def sample(
+    def __init__(
         self,
-        f: Tensor,
-        known: Tensor | None = None,
+        noise: float | Sequence[float] | Tensor | None = None,
         *,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        normal = torch.randn(f.shape, generator=generator, dtype=f.dtype, device=f.device)
-        return f + self.noise.to(f).sqrt() * normal
+        noise_constraint: Interval | None = None,
+    ) -> None:
+        super().__init__()
+        self.has_noise = noise is not None
+        if noise is not None:
+            self.register_positive("noise", noise, noise_constraint)
 
-    def predictive(
-        self,
-        mean: Tensor,
-        covariance: Tensor,
-        method: str | None = None,
-        *,
-        known: Tensor | None = None,
-        num_samples: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> GaussianPredictive:
-        self.check_method(method)
-        return GaussianPredictive(mean, covariance, self.noise.to(mean))
+    def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if self.has_noise:
+            self.check_per_output("noise", math.prod(output_shape))
+        pairs, _ = self.flatten(y, output_shape, dtype, "(value, known noise variance)")
+        known = pairs[..., 1]
+        if not self.has_noise:
+            check_values(known, known > 0, "a noise variance > 0", "y[..., 1]")
+        return pairs
 
-    def extra_repr(self) -> str:
-        values = self.noise.detach()
-        return f"noise={values.item():.4g}" if values.dim() == 0 else f"noise={values.tolist()}"
+    def check_known(
+        self, known: Tensor, name: str = "known", *, missing: Tensor | None = None
+    ) -> None:
+        valid = (known >= 0) & known.isfinite()
+        check_values(known, valid, "noise variances >= 0", name, missing=missing)
+
+    def integrated(self, mean: Tensor, covariance: Tensor, method: str) -> GaussianPredictive:
+        noise = self.noise_covariance(mean)
+        return GaussianPredictive(mean, covariance, noise, shared=self.noise.to(mean))

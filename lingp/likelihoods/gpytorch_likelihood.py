@@ -13,7 +13,7 @@ from torch.distributions import Distribution
 
 from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.expectations import expected_log_prob
-from lingp.likelihoods.predictives import Predictive
+from lingp.likelihoods.predictives.base import Predictive
 from lingp.operators.output_blocks import output_blocks
 
 
@@ -72,11 +72,11 @@ class GPyTorchLikelihood(gpytorch.likelihoods.Likelihood):
         known: Tensor | None = None,
         **kwargs: Any,
     ) -> PredictedTargets:
-        """p(y_n) for each datum; `known` as for `Likelihood.predictive`, (... x N x T)."""
+        """p(y_n) for each datum; `known` as for `Likelihood.at`, (... x N x T)."""
         site = _Sites(self.likelihood, function_dist)
         if known is not None:
             known = known.expand(*site.batch_shape, -1).reshape(len(site.mean), -1)
-        predictive = self.likelihood.predictive(site.mean, site.covariance, known=known)
+        predictive = self.likelihood.at(known).predictive(site.mean, site.covariance)
         return PredictedTargets(predictive, site)
 
     def forward(
@@ -90,7 +90,7 @@ class GPyTorchLikelihood(gpytorch.likelihoods.Likelihood):
                 f"{tuple(function_samples.shape)}"
             )
         f = function_samples if shape else function_samples.unsqueeze(-1)
-        return ConditionalTargets(self.likelihood, f, shape, known)
+        return ConditionalTargets(self.likelihood.at(known), f, shape)
 
 
 def to_gpytorch(
@@ -214,10 +214,9 @@ class ConditionalTargets(Distribution):
         likelihood: Likelihood,
         f: Tensor,
         output_shape: tuple[int, ...],
-        known: Tensor | None = None,
     ) -> None:
         self.likelihood, self.f = likelihood, f
-        self.output_shape, self.known = output_shape, known
+        self.output_shape = output_shape
         shape = torch.Size(likelihood.target_shape(output_shape))
         super().__init__(f.shape[:-1], shape, validate_args=False)
 
@@ -226,11 +225,11 @@ class ConditionalTargets(Distribution):
 
     @property
     def mean(self) -> Tensor:
-        return self._moment(self.likelihood.conditional_mean(self.f, self.known))
+        return self._moment(self.likelihood.conditional_mean(self.f))
 
     @property
     def variance(self) -> Tensor:
-        return self._moment(self.likelihood.conditional_variance(self.f, self.known))
+        return self._moment(self.likelihood.conditional_variance(self.f))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """log p(y_n | f_n) for targets y (N x ...) at every sample, (... x N)."""
@@ -243,7 +242,7 @@ class ConditionalTargets(Distribution):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         f = self.f.expand(*sample_shape, *self.f.shape)
-        draws = self.likelihood.sample(f, self.known, generator=generator)
+        draws = self.likelihood.sample(f, generator=generator)
         shape = tuple(self.event_shape)
         shape = shape if math.prod(shape) == draws.shape[-1] else shape[:-1]
         return draws.reshape(*f.shape[:-1], *shape)

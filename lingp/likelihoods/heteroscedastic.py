@@ -11,13 +11,10 @@ from torch.nn.functional import softplus
 
 from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.named import named
-from lingp.likelihoods.predictives import (
-    AffineMixture,
-    GaussianPredictive,
-    HeteroscedasticPredictive,
-    Predictive,
-)
-from lingp.likelihoods.predictives.draws import random_normal
+from lingp.likelihoods.predictives.base import Predictive
+from lingp.likelihoods.predictives.draws import normal_like
+from lingp.likelihoods.predictives.gaussian import GaussianPredictive
+from lingp.likelihoods.predictives.heteroscedastic import HeteroscedasticPredictive
 from lingp.likelihoods.roots import CurvatureRoot, DenseRoot
 from lingp.likelihoods.targets import flatten_targets, split_missing
 from lingp.runtime.described import described, same
@@ -129,41 +126,20 @@ class Heteroscedastic(Likelihood):
         upper = torch.cat([first, torch.zeros_like(first)], -1)
         return DenseRoot(torch.cat([upper, torch.cat([cross, second], -1)], -2))
 
-    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+    def conditional_mean(self, f: Tensor) -> Tensor:
         f1, f2 = f.chunk(2, -1)
         return f1 / self.precision(f2)
 
-    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+    def conditional_variance(self, f: Tensor) -> Tensor:
         return self.precision(f.chunk(2, -1)[1]).reciprocal()
 
-    def sample(
-        self,
-        f: Tensor,
-        known: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def sample(self, f: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         mean = self.conditional_mean(f)
-        normal = torch.randn(mean.shape, generator=generator, dtype=f.dtype, device=f.device)
-        return mean + self.conditional_variance(f).sqrt() * normal
+        return mean + self.conditional_variance(f).sqrt() * normal_like(mean, generator)
 
-    def predictive(
-        self,
-        mean: Tensor,
-        covariance: Tensor,
-        method: str | None = None,
-        *,
-        known: Tensor | None = None,
-        num_samples: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Predictive:
-        method = self.check_method(method)
+    def integrated(self, mean: Tensor, covariance: Tensor, method: str) -> Predictive:
         if method == "mixture":
-            return HeteroscedasticPredictive(self, mean, covariance)
-        if method == "monte_carlo":
-            return AffineMixture(
-                self, mean, covariance, random_normal(num_samples, mean, generator)
-            )
+            return HeteroscedasticPredictive(self, mean, covariance, self.precision)
         # normal: μ linear in f₁ at the mean of f₂ ("natural"), or in both ("delta")
         f1, f2 = mean.chunk(2, -1)
         variance = self.precision(f2).reciprocal()
@@ -171,7 +147,7 @@ class Heteroscedastic(Likelihood):
         along = -f1 * variance * self.relative_slope(f2) if method == "delta" else 0 * f2
         slopes = torch.cat([slopes, torch.diag_embed(along)], -1)
         spread = slopes @ covariance @ slopes.mT
-        return GaussianPredictive(f1 * variance, spread, variance)
+        return GaussianPredictive(f1 * variance, spread, torch.diag_embed(variance))
 
     def extra_repr(self) -> str:
         return f"link={self.link!r}" + (f", floor={self.floor:g}" if self.floor else "")

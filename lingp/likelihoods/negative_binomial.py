@@ -10,6 +10,7 @@ from gpytorch.constraints import Interval
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from lingp.likelihoods.base import Hyperparameter
 from lingp.likelihoods.counts import (
     limited_exp,
     log_factorial_excess,
@@ -17,7 +18,7 @@ from lingp.likelihoods.counts import (
     stirling_error,
 )
 from lingp.likelihoods.named import named
-from lingp.likelihoods.poisson import Poisson, log_rate
+from lingp.likelihoods.poisson import Poisson
 from lingp.likelihoods.special import betainc
 from lingp.runtime.described import described, same, start
 
@@ -60,26 +61,20 @@ class NegativeBinomial(Poisson):
         super().__init__(exposure=exposure)
         self.register_positive("dispersion", dispersion, dispersion_constraint)
 
-    @property
-    def dispersion(self) -> Tensor:
-        """Excess of the variance over Poisson's in units of μ², 0-d or (C,); settable."""
-        return self.positive("dispersion")
-
-    @dispersion.setter
-    def dispersion(self, value: float | Sequence[float] | Tensor) -> None:
-        self.set_positive("dispersion", value)
+    dispersion = Hyperparameter()
+    """Excess of the variance over Poisson's in units of μ², 0-d or (C,); settable."""
 
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         self.check_per_output("dispersion", math.prod(output_shape))
         return super().check_targets(y, output_shape, dtype)
 
-    def log_odds(self, f: Tensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
+    def log_odds(self, f: Tensor) -> tuple[Tensor, Tensor]:
         """s and u, broadcastable to f."""
         size = self.dispersion.reciprocal().to(f)
-        return size, log_rate(f, known) + self.dispersion.log().to(f)
+        return size, self.log_rate(f) + self.dispersion.log().to(f)
 
-    def log_prob_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
-        size, u = self.log_odds(f, known)
+    def log_prob_each(self, y: Tensor, f: Tensor) -> Tensor:
+        size, u = self.log_odds(f)
         exact, count = self.dispersion.reciprocal().to(f.device), y.double()
         ratio = (count / exact).log1p()
         # log p at the mean μ = y, where nothing large cancels, and the deviation from it
@@ -90,41 +85,33 @@ class NegativeBinomial(Poisson):
         failures = size * (logsigmoid(-u) + ratio.to(f))
         return successes + failures + peak.to(f)
 
-    def residual_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
-        size, u = self.log_odds(f, known)
+    def residual_each(self, y: Tensor, f: Tensor) -> Tensor:
+        size, u = self.log_odds(f)
         return y * (-u).sigmoid() - size * u.sigmoid()
 
-    def root_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
-        size, u = self.log_odds(f, known)
+    def root_each(self, y: Tensor, f: Tensor) -> Tensor:
+        size, u = self.log_odds(f)
         return (y + size).sqrt() * (0.5 * (logsigmoid(u) + logsigmoid(-u))).exp()
 
-    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
-        rate = limited_exp(log_rate(f, known))
+    def conditional_variance(self, f: Tensor) -> Tensor:
+        rate = limited_exp(self.log_rate(f))
         return rate + self.dispersion.to(f) * rate.square()
 
-    def exact_moments(
-        self, mean: Tensor, variance: Tensor, known: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
+    def exact_moments(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         # of a log-normal rate
-        eta = log_rate(mean, known)
+        eta = self.log_rate(mean)
         rate, dispersion = (eta + 0.5 * variance).exp(), self.dispersion.to(mean)
         inner = rate + dispersion * (2 * eta + 2 * variance).exp()
         return rate, (2 * eta + variance).exp() * variance.expm1(), inner
 
-    def cdf_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
-        size, u = self.log_odds(f, known)
+    def cdf_each(self, y: Tensor, f: Tensor) -> Tensor:
+        size, u = self.log_odds(f)
         return betainc(size, y + 1, (-u).sigmoid())
 
-    def sample(
-        self,
-        f: Tensor,
-        known: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def sample(self, f: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         size = self.dispersion.detach().reciprocal().to(f).expand_as(f).contiguous()
         gamma = torch._standard_gamma(size, generator=generator) / size
-        return sample_poisson(limited_exp(log_rate(f, known)) * gamma, generator)
+        return sample_poisson(limited_exp(self.log_rate(f)) * gamma, generator)
 
     def extra_repr(self) -> str:
         values = self.dispersion.detach()

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from lingp.likelihoods.base import Likelihood
+from lingp.likelihoods.base import Hyperparameter, Likelihood
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
-from lingp.likelihoods.targets import check_values, flatten_targets, with_rows
+from lingp.likelihoods.targets import check_labels
 from lingp.runtime.described import described, same
 
 
@@ -76,14 +76,8 @@ class Ordinal(ElementwiseLikelihood):
         """K."""
         return len(self.raw_increments) + 2
 
-    @property
-    def increments(self) -> Tensor:
-        """Distances between neighbouring cutpoints, (K-2,); settable."""
-        return self.positive("increments")
-
-    @increments.setter
-    def increments(self, value: float | Sequence[float] | Tensor) -> None:
-        self.set_positive("increments", value)
+    increments = Hyperparameter()
+    """Distances between neighbouring cutpoints, (K-2,); settable."""
 
     @property
     def cutpoints(self) -> Tensor:
@@ -103,19 +97,7 @@ class Ordinal(ElementwiseLikelihood):
         self.increments = values.diff()
 
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        last = self.num_classes - 1
-        one_hot = {(*output_shape, self.num_classes), self.moment_shape(output_shape)}
-        if tuple(y.shape[1:]) in one_hot:
-            raise ValueError(
-                f"y: has shape {with_rows(tuple(y.shape[1:]))}, one number per class; give labels "
-                f"0..{last} of shape {with_rows(output_shape)}: y.argmax(-1) where y is one-hot"
-            )
-        if y.dtype == torch.bool:
-            raise TypeError(f"y: expected labels 0..{last}, got two-valued torch.bool")
-        labels = flatten_targets(y, output_shape, dtype, allow_missing=True)
-        valid = (labels >= 0) & (labels <= last) & (labels == labels.round())
-        check_values(labels, valid, f"class labels 0..{last}, whole numbers")
-        return labels
+        return check_labels(y, output_shape, self.num_classes, dtype)
 
     def moment_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
         return (*(() if output_shape == (1,) else output_shape), self.num_classes)
@@ -140,19 +122,19 @@ class Ordinal(ElementwiseLikelihood):
         lower = torch.cat([edge, cutpoints])[labels] - f
         return upper, lower, labels < len(cutpoints), labels > 0
 
-    def log_prob_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+    def log_prob_each(self, y: Tensor, f: Tensor) -> Tensor:
         upper, lower, has_upper, has_lower = self._bounds(y, f)
         log_gap = torch.nn.functional.pad((-torch.expm1(-self.increments)).log(), (1, 1)).to(f)
         below = torch.where(has_upper, logsigmoid(upper), 0.0)
         above = torch.where(has_lower, logsigmoid(-lower), 0.0)
         return below + above + log_gap[y.long()]
 
-    def residual_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+    def residual_each(self, y: Tensor, f: Tensor) -> Tensor:
         upper, lower, has_upper, has_lower = self._bounds(y, f)
         up = torch.where(has_lower, torch.sigmoid(lower), 0.0)
         return up - torch.where(has_upper, torch.sigmoid(-upper), 0.0)
 
-    def root_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+    def root_each(self, y: Tensor, f: Tensor) -> Tensor:
         upper, lower, has_upper, has_lower = self._bounds(y, f)
         nothing = -torch.inf
         above = torch.where(has_upper, logsigmoid(upper) + logsigmoid(-upper), nothing)
@@ -162,26 +144,20 @@ class Ordinal(ElementwiseLikelihood):
     def _probs(self, f: Tensor) -> Tensor:
         """p(y = k | f), (... x N x C x K)."""
         labels = torch.arange(self.num_classes, dtype=f.dtype, device=f.device)
-        return self.log_prob_each(labels, f.unsqueeze(-1), None).exp()
+        return self.log_prob_each(labels, f.unsqueeze(-1)).exp()
 
-    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+    def conditional_mean(self, f: Tensor) -> Tensor:
         return self._probs(f).flatten(-2)
 
-    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+    def conditional_variance(self, f: Tensor) -> Tensor:
         p = self._probs(f)
         return (p * (1 - p)).flatten(-2)
 
-    def cdf_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+    def cdf_each(self, y: Tensor, f: Tensor) -> Tensor:
         upper, _, has_upper, _ = self._bounds(y.clamp(max=self.num_classes - 1), f)
         return torch.where(has_upper, torch.sigmoid(upper), 1.0)
 
-    def sample(
-        self,
-        f: Tensor,
-        known: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def sample(self, f: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         uniform = torch.rand(f.shape, generator=generator, dtype=f.dtype, device=f.device)
         utility = f + uniform.logit()  # logistic noise: y counts the cutpoints below
         return (utility.unsqueeze(-1) > self.cutpoints.to(f)).sum(-1).to(f.dtype)

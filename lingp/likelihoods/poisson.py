@@ -8,18 +8,15 @@ from torch import Tensor
 from lingp.likelihoods.counts import (
     MAX_LOG_RATE,
     check_counts,
-    check_known,
-    check_known_values,
     continued_exp,
     continued_exp_derivative,
-    flatten_pairs,
     limited_exp,
     log_factorial_excess,
     sample_poisson,
 )
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
 from lingp.likelihoods.named import named
-from lingp.likelihoods.targets import flatten_targets
+from lingp.likelihoods.targets import check_values
 from lingp.runtime.described import described, same
 
 
@@ -49,31 +46,23 @@ class Poisson(ElementwiseLikelihood):
         super().__init__()
         self.has_known = exposure
 
-    def target_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (*output_shape, 2) if self.has_known else output_shape
-
-    def moment_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return output_shape
-
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        if not self.has_known:
-            flat = flatten_targets(y, output_shape, dtype, allow_missing=True)
-            check_counts(flat)
-            return flat
-        pairs = flatten_pairs(y, output_shape, dtype, "(count, exposure)")
-        check_counts(pairs[..., 0])
-        exposure = pairs[..., 1]
-        valid = (exposure > 0) & exposure.isfinite()
-        check_known(pairs, valid, "a finite positive exposure beside every count")
-        return pairs
+        targets, counts = self.flatten(y, output_shape, dtype, "(count, exposure)")
+        check_counts(counts)
+        return targets
 
-    def check_known(self, known: Tensor | None) -> None:
-        if known is not None:
-            valid = (known > 0) & known.isfinite()
-            check_known_values(known, valid, "a finite positive exposure for every count")
+    def check_known(
+        self, known: Tensor, name: str = "known", *, missing: Tensor | None = None
+    ) -> None:
+        valid = (known > 0) & known.isfinite()
+        check_values(known, valid, "a finite positive exposure", name, missing=missing)
 
-    def log_prob_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
-        eta, positive = log_rate(f, known), y.clamp(min=1.0)
+    def log_rate(self, f: Tensor) -> Tensor:
+        """η = f + log exposure."""
+        return f if self.known is None else f + self.known.log()
+
+    def log_prob_each(self, y: Tensor, f: Tensor) -> Tensor:
+        eta, positive = self.log_rate(f), y.clamp(min=1.0)
         u = eta - positive.log()
         # around the count's own rate y, no large terms cancel
         inside = (y > 0) & (eta < MAX_LOG_RATE)
@@ -81,43 +70,30 @@ class Poisson(ElementwiseLikelihood):
         far = y * (u + 1) - continued_exp(eta)
         return torch.where(inside, near, far) - log_factorial_excess(y).to(f)
 
-    def residual_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
-        return y - continued_exp_derivative(log_rate(f, known))
+    def residual_each(self, y: Tensor, f: Tensor) -> Tensor:
+        return y - continued_exp_derivative(self.log_rate(f))
 
-    def root_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
-        return (0.5 * log_rate(f, known).clamp(max=MAX_LOG_RATE)).exp()
+    def root_each(self, y: Tensor, f: Tensor) -> Tensor:
+        return (0.5 * self.log_rate(f).clamp(max=MAX_LOG_RATE)).exp()
 
-    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
-        return limited_exp(log_rate(f, known))
+    def conditional_mean(self, f: Tensor) -> Tensor:
+        return limited_exp(self.log_rate(f))
 
-    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
-        return limited_exp(log_rate(f, known))
+    def conditional_variance(self, f: Tensor) -> Tensor:
+        return limited_exp(self.log_rate(f))
 
-    def exact_moments(
-        self, mean: Tensor, variance: Tensor, known: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
+    def exact_moments(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         # of a log-normal rate
-        eta = log_rate(mean, known)
+        eta = self.log_rate(mean)
         rate = (eta + 0.5 * variance).exp()
         return rate, (2 * eta + variance).exp() * variance.expm1(), rate
 
-    def cdf_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
-        rate = limited_exp(log_rate(f, known))
+    def cdf_each(self, y: Tensor, f: Tensor) -> Tensor:
+        rate = limited_exp(self.log_rate(f))
         return torch.special.gammaincc((y + 1).expand_as(rate), rate)
 
-    def sample(
-        self,
-        f: Tensor,
-        known: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        return sample_poisson(limited_exp(log_rate(f, known)), generator)
+    def sample(self, f: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        return sample_poisson(limited_exp(self.log_rate(f)), generator)
 
     def extra_repr(self) -> str:
         return "exposure=True" if self.has_known else ""
-
-
-def log_rate(f: Tensor, exposure: Tensor | None) -> Tensor:
-    """η = f + log exposure."""
-    return f if exposure is None else f + exposure.log()

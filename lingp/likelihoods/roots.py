@@ -9,7 +9,7 @@ they store, so that noise of one size never becomes N matrices.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +19,10 @@ from lingp.runtime.plain import storable
 
 
 class CurvatureRoot(ABC):
-    """R = blockdiag(R_1 .. R_N), R_n (C x K)."""
+    """R = blockdiag(R_1 .. R_N), R_n (C x K).
+
+    Every kind is a dataclass; its first field is the one tensor that it stores.
+    """
 
     num_data: int
     num_outputs: int
@@ -38,16 +41,20 @@ class CurvatureRoot(ABC):
         """Rᵀ v: (N x C x S) -> (N x K x S)."""
 
     @abstractmethod
-    def rows(self, index: slice | Tensor) -> CurvatureRoot:
+    def rows(self, index: slice | Tensor) -> Self:
         """The roots of some of the data, a slice or row numbers (n,)."""
 
-    @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
         """What the root stores, in the order `with_tensors` takes it."""
+        return (getattr(self, self._stored()),)
 
-    @abstractmethod
-    def with_tensors(self, *tensors: Tensor) -> CurvatureRoot:
+    def with_tensors(self, *tensors: Tensor) -> Self:
         """The same kind of root with other values."""
+        return replace(self, **{self._stored(): tensors[0]})  # type: ignore[type-var]
+
+    def _stored(self) -> str:
+        """The name of the one tensor, the first field of the dataclass."""
+        return fields(self)[0].name  # type: ignore[arg-type]
 
     @abstractmethod
     def weighted(self, weights: Tensor) -> CurvatureRoot:
@@ -75,9 +82,17 @@ class CurvatureRoot(ABC):
         return self.t_apply(half).reshape(size, size)
 
 
+class _CommonRoot(CurvatureRoot):
+    """Roots that are the same for all data."""
+
+    def rows(self, index: slice | Tensor) -> Self:
+        size = len(range(self.num_data)[index]) if isinstance(index, slice) else len(index)
+        return replace(self, num_data=size)  # type: ignore[type-var]
+
+
 @storable
 @dataclass(frozen=True)
-class UniformRoot(CurvatureRoot):
+class UniformRoot(_CommonRoot):
     """R_n = scale · I, the same for all data and outputs (one noise variance).
 
     Attributes
@@ -100,15 +115,6 @@ class UniformRoot(CurvatureRoot):
     def t_apply(self, v: Tensor) -> Tensor:
         return self.scale * v
 
-    def rows(self, index: slice | Tensor) -> UniformRoot:
-        return UniformRoot(self.scale, _count(index, self.num_data), self.num_outputs)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.scale,)
-
-    def with_tensors(self, *tensors: Tensor) -> UniformRoot:
-        return UniformRoot(tensors[0], self.num_data, self.num_outputs)
-
     def weighted(self, weights: Tensor) -> DiagonalRoot:
         values = self.scale * weights.sqrt().unsqueeze(-1)
         return DiagonalRoot(values.expand(-1, self.num_outputs))
@@ -119,7 +125,7 @@ class UniformRoot(CurvatureRoot):
 
 @storable
 @dataclass(frozen=True)
-class SharedRoot(CurvatureRoot):
+class SharedRoot(_CommonRoot):
     """R_n = values, one matrix for all data (correlated noise).
 
     Attributes
@@ -145,15 +151,6 @@ class SharedRoot(CurvatureRoot):
     def t_apply(self, v: Tensor) -> Tensor:
         return self.values.mT @ v
 
-    def rows(self, index: slice | Tensor) -> SharedRoot:
-        return SharedRoot(self.values, _count(index, self.num_data))
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.values,)
-
-    def with_tensors(self, *tensors: Tensor) -> SharedRoot:
-        return SharedRoot(tensors[0], self.num_data)
-
     def weighted(self, weights: Tensor) -> DenseRoot:
         return DenseRoot(weights.sqrt().reshape(-1, 1, 1) * self.values)
 
@@ -174,12 +171,6 @@ class _StoredRoot(CurvatureRoot):
 
     def rows(self, index: slice | Tensor) -> Self:
         return type(self)(self.values[index])
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.values,)
-
-    def with_tensors(self, *tensors: Tensor) -> Self:
-        return type(self)(tensors[0])
 
     def weighted(self, weights: Tensor) -> Self:
         shape = (-1,) + (1,) * (self.values.dim() - 1)
@@ -258,7 +249,3 @@ class BlockRoot(_StoredRoot):
 
     def t_apply(self, v: Tensor) -> Tensor:
         return (self.values.mT @ v.unflatten(1, (-1, self.values.shape[2]))).flatten(1, 2)
-
-
-def _count(index: slice | Tensor, num_data: int) -> int:
-    return len(range(num_data)[index]) if isinstance(index, slice) else len(index)

@@ -9,6 +9,7 @@ import torch
 from gpytorch.constraints import GreaterThan, Interval
 from torch import Tensor
 
+from lingp.likelihoods.base import Hyperparameter
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
 from lingp.likelihoods.named import named
 from lingp.likelihoods.special import student_t_cdf
@@ -69,72 +70,52 @@ class StudentT(ElementwiseLikelihood):
         self.register_positive("degrees_of_freedom", degrees_of_freedom, constraint)
         self.register_positive("scale", scale, scale_constraint)
 
-    @property
-    def degrees_of_freedom(self) -> Tensor:
-        """ν, 0-d or (C,); settable."""
-        return self.positive("degrees_of_freedom")
+    degrees_of_freedom = Hyperparameter()
+    """ν, 0-d or (C,); settable."""
 
-    @degrees_of_freedom.setter
-    def degrees_of_freedom(self, value: float | Sequence[float] | Tensor) -> None:
-        self.set_positive("degrees_of_freedom", value)
-
-    @property
-    def scale(self) -> Tensor:
-        """0-d or (C,); settable."""
-        return self.positive("scale")
-
-    @scale.setter
-    def scale(self, value: float | Sequence[float] | Tensor) -> None:
-        self.set_positive("scale", value)
+    scale = Hyperparameter()
+    """0-d or (C,); settable."""
 
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         for name in ("degrees_of_freedom", "scale"):
             self.check_per_output(name, math.prod(output_shape))
         return flatten_targets(y, output_shape, dtype, allow_missing=True)
 
-    def log_prob_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+    def log_prob_each(self, y: Tensor, f: Tensor) -> Tensor:
         freedom, scale = self.degrees_of_freedom, self.scale
         constant = (_log_normaliser(freedom) - scale.log()).to(f)
         ratio = (y - f) / (freedom.sqrt() * scale).to(f)
         return constant - 0.5 * (freedom + 1).to(f) * _log1p_square(ratio)
 
-    def residual_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+    def residual_each(self, y: Tensor, f: Tensor) -> Tensor:
         freedom, scale = self.degrees_of_freedom, self.scale
         ratio = (y - f) / (freedom.sqrt() * scale).to(f)
         pull = (freedom + 1) / (freedom.sqrt() * scale)
         return pull.to(f) * _bounded(ratio)
 
-    def root_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+    def root_each(self, y: Tensor, f: Tensor) -> Tensor:
         freedom = self.degrees_of_freedom
         root = ((freedom + 1) / (freedom + 3)).sqrt() / self.scale
         return root.to(f).expand_as(f)
 
-    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+    def conditional_mean(self, f: Tensor) -> Tensor:
         return f
 
-    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
+    def conditional_variance(self, f: Tensor) -> Tensor:
         freedom = self.degrees_of_freedom
         exists = freedom > 2
         ratio = freedom / torch.where(exists, freedom - 2, 1.0)
         variance = torch.where(exists, ratio * self.scale.square(), math.inf)
         return variance.to(f).expand_as(f)
 
-    def exact_moments(
-        self, mean: Tensor, variance: Tensor, known: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
+    def exact_moments(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         return mean, variance, self.conditional_variance(mean)
 
-    def cdf_each(self, y: Tensor, f: Tensor, known: Tensor | None) -> Tensor:
+    def cdf_each(self, y: Tensor, f: Tensor) -> Tensor:
         scale = self.scale.to(f)
         return student_t_cdf(self.degrees_of_freedom.to(f), (y - f) / scale)
 
-    def sample(
-        self,
-        f: Tensor,
-        known: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def sample(self, f: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         # t = √(ν (u^{-2/ν} - 1)) cos 2πv: Bailey, Mathematics of Computation 62 (1994), 779-781
         shape, device = (2, *f.shape), f.device
         u, v = torch.rand(shape, generator=generator, dtype=torch.float64, device=device)
@@ -174,6 +155,5 @@ def _log1p_square(x: Tensor) -> Tensor:
 
 def _bounded(x: Tensor) -> Tensor:
     """x / (1 + x²), without overflow."""
-    large = x.abs() > 1
-    near, far = torch.where(large, 0.0, x), torch.where(large, x, 1.0)
-    return torch.where(large, 1 / (far + 1 / far), near / (1 + near.square()))
+    length = torch.hypot(torch.ones_like(x), x)
+    return x / length / length

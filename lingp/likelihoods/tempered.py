@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
-from lingp.likelihoods.base import Likelihood, QuadraticLikelihood
+from lingp.likelihoods.base import Hyperparameter, Likelihood
 from lingp.likelihoods.named import as_likelihood
-from lingp.likelihoods.predictives import Predictive
+from lingp.likelihoods.predictives.base import Predictive
 from lingp.likelihoods.roots import CurvatureRoot
 from lingp.runtime.described import described
+
+_SAME = (
+    "methods",
+    "allows_missing",
+    "has_known",
+    "has_order",
+    "is_quadratic",
+    "limits_fit",
+    "saturates",
+)
 
 
 @described()
@@ -40,51 +47,19 @@ class Tempered(Likelihood):
 
     raw_temperature: torch.nn.Parameter
 
-    def __new__(cls, likelihood: Likelihood | str | None = None, *_: Any, **__: Any) -> Self:
-        # None: unpickling, of a class that is already the right one
-        kind: Any = cls
-        if kind is Tempered and likelihood is not None:
-            kind = TemperedQuadratic if _is_quadratic(likelihood) else Tempered
-        instance: Self = super().__new__(kind)
-        return instance
-
     def __init__(
         self, likelihood: Likelihood | str, temperature: float = 1.0, *, learn: bool = False
     ) -> None:
         super().__init__()
         self.likelihood = as_likelihood(likelihood)
+        for name in _SAME:
+            setattr(self, name, getattr(self.likelihood, name))
         self.register_positive("temperature", temperature, requires_grad=learn)
         if self.raw_temperature.dim() > 0:
             raise ValueError(f"temperature: expected one number, got {temperature}")
 
-    @property
-    def temperature(self) -> Tensor:
-        """T, 0-d; settable."""
-        return self.positive("temperature")
-
-    @temperature.setter
-    def temperature(self, value: float | Tensor) -> None:
-        self.set_positive("temperature", value)
-
-    @property
-    def methods(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The ways the wrapped likelihood's `predictive` can be computed."""
-        return self.likelihood.methods
-
-    @property
-    def allows_missing(self) -> bool:  # type: ignore[override]
-        """Whether the wrapped likelihood accepts NaN targets."""
-        return self.likelihood.allows_missing
-
-    @property
-    def limits_fit(self) -> bool:  # type: ignore[override]
-        """Whether the wrapped likelihood stops growing at some fit."""
-        return self.likelihood.limits_fit
-
-    @property
-    def saturates(self) -> bool:  # type: ignore[override]
-        """Whether the wrapped likelihood's curvature vanishes where the outputs are sure."""
-        return self.likelihood.saturates
+    temperature = Hyperparameter()
+    """T, 0-d; settable."""
 
     def check_targets(self, y: Tensor, output_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return self.likelihood.check_targets(y, output_shape, dtype)
@@ -110,26 +85,27 @@ class Tempered(Likelihood):
     def residual(self, y: Tensor, f: Tensor) -> Tensor:
         return self.likelihood.residual(y, f) / self.temperature.to(f)
 
+    def whitened_residual(self, y: Tensor, f: Tensor) -> Tensor:
+        return self.likelihood.whitened_residual(y, f) * self.temperature.to(f).rsqrt()
+
     def curvature_root(self, y: Tensor, f: Tensor) -> CurvatureRoot:
         return self.likelihood.curvature_root(y, f).scaled(self.temperature.to(f).rsqrt())
 
     def average_curvature(self, y: Tensor, f: Tensor) -> Tensor:
         return self.likelihood.average_curvature(y, f) / self.temperature.to(f)
 
-    def conditional_mean(self, f: Tensor, known: Tensor | None = None) -> Tensor:
-        return self.likelihood.conditional_mean(f, known)
+    @property
+    def untempered(self) -> Likelihood:
+        return self.likelihood._at(self.known).untempered
 
-    def conditional_variance(self, f: Tensor, known: Tensor | None = None) -> Tensor:
-        return self.likelihood.conditional_variance(f, known)
+    def conditional_mean(self, f: Tensor) -> Tensor:
+        return self.untempered.conditional_mean(f)
 
-    def sample(
-        self,
-        f: Tensor,
-        known: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        return self.likelihood.sample(f, known, generator=generator)
+    def conditional_variance(self, f: Tensor) -> Tensor:
+        return self.untempered.conditional_variance(f)
+
+    def sample(self, f: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        return self.untempered.sample(f, generator=generator)
 
     def predictive(
         self,
@@ -137,27 +113,12 @@ class Tempered(Likelihood):
         covariance: Tensor,
         method: str | None = None,
         *,
-        known: Tensor | None = None,
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Predictive:
-        return self.likelihood.predictive(
-            mean, covariance, method, known=known, num_samples=num_samples, generator=generator
+        return self.untempered.predictive(
+            mean, covariance, method, num_samples=num_samples, generator=generator
         )
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature.item():.4g}"
-
-
-@described()
-class TemperedQuadratic(Tempered, QuadraticLikelihood):  # type: ignore[override]
-    """What `Tempered` makes of a likelihood quadratic in f: z / √T, as R z = r."""
-
-    likelihood: QuadraticLikelihood
-
-    def whitened_residual(self, y: Tensor, f: Tensor) -> Tensor:
-        return self.likelihood.whitened_residual(y, f) * self.temperature.to(f).rsqrt()
-
-
-def _is_quadratic(likelihood: Likelihood | str) -> bool:
-    return isinstance(as_likelihood(likelihood), QuadraticLikelihood)

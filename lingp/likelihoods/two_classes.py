@@ -7,7 +7,6 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from lingp.likelihoods.bernoulli import Bernoulli
 from lingp.likelihoods.predictives.elementwise import ElementwisePredictive
@@ -50,13 +49,3 @@ class TwoClassMoments:
     def epistemic(self) -> Tensor:
         """Var p, (B x 2)."""
         return self.second.epistemic_variance.expand(-1, 2)
-
-    @cached_property
-    def expected_entropy(self) -> Tensor:
-        """E of the entropy of p, (B,)."""
-        return self.second.expectation(_binary_entropy).squeeze(-1)
-
-
-def _binary_entropy(f: Tensor) -> Tensor:
-    """Of σ(f), elementwise."""
-    return -(f.sigmoid() * logsigmoid(f) + (-f).sigmoid() * logsigmoid(-f))

@@ -137,14 +137,10 @@ def _binned(
 def _error(
     confidence: Array, right: NDArray[np.bool_], num_bins: int, binning: str, norm: float
 ) -> float:
-    edges, place = _bins(confidence, num_bins, binning)
-    counts = np.bincount(place, minlength=len(edges) - 1)
-    # sums, not means: a bin without rows adds nothing
-    gaps = np.abs(np.bincount(place, weights=confidence - right, minlength=len(counts)))
-    if norm == 1:
-        return float(gaps.sum() / len(right))
-    means = gaps[counts > 0] / counts[counts > 0]
+    found = _binned(confidence, right, num_bins, binning)
+    filled = found.counts > 0
+    gaps = np.abs(found.confidence - found.accuracy)[filled]
     if math.isinf(norm):
-        return float(means.max())
-    share = counts[counts > 0] / len(right)
-    return float((share * means**norm).sum() ** (1 / norm))
+        return float(gaps.max())
+    share = found.counts[filled] / len(right)
+    return float((share @ gaps**norm) ** (1 / norm))

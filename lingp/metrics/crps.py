@@ -7,15 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lingp.likelihoods.predictives.elementwise import ElementwisePredictive
-from lingp.likelihoods.predictives.gaussian import GaussianPredictive, KnownNoisePredictive
-from lingp.likelihoods.predictives.heteroscedastic import HeteroscedasticPredictive
-from lingp.likelihoods.predictives.labels import LabelPredictive
+from lingp.likelihoods import GaussianPredictive, Predictive
+from lingp.likelihoods.predictives.draws import LatentPredictive
 from lingp.metrics.arguments import Reduction, as_array, reduced
 from lingp.metrics.crps_counts import crps_of_counts
 from lingp.metrics.crps_nodes import crps_of_mixture
 from lingp.metrics.crps_of import crps_gaussian, crps_samples
-from lingp.metrics.targets import checked_targets
+from lingp.metrics.targets import beside_targets
 from lingp.models import Prediction
 
 
@@ -63,36 +61,31 @@ def crps(
             f"prediction: expected what `predict` gives, got {type(prediction).__name__}; for "
             "arrays there are crps_gaussian, crps_mixture and crps_samples"
         )
-    if isinstance(prediction.predictive, LabelPredictive):
+    if not prediction.layout.likelihood.has_order:
         raise TypeError(
             "prediction: is of class labels, which have no order to rank by; use nll or brier"
         )
-    values, known = checked_targets(prediction, y)
+    predictive, values = beside_targets(prediction, y)
     with torch.no_grad():
         if num_samples is not None:
-            draws = prediction.predictive.sample(num_samples, generator)
+            draws = predictive.sample(num_samples, generator)
             each = values.new_tensor(crps_samples(draws, values, reduction="none"))
         else:
-            each = _exact(prediction, values, known)
+            each = _exact(predictive, values)
     return reduced(as_array(prediction.layout.values(each), "y", missing=True), reduction)
 
 
-def _exact(prediction: Prediction, values: Tensor, known: Tensor | None) -> Tensor:
+def _exact(predictive: Predictive, values: Tensor) -> Tensor:
     """Of each target, (n x T)."""
-    predictive = prediction.predictive
     if isinstance(predictive, GaussianPredictive):
-        variance = predictive.variance
-        if isinstance(predictive, KnownNoisePredictive) and known is not None:
-            variance = predictive.epistemic_variance + predictive.shared + known
-        scores = crps_gaussian(predictive.mean, variance.sqrt(), values, reduction="none")
+        mean, stddev = predictive.mean, predictive.variance.sqrt()
+        scores = crps_gaussian(mean, stddev, values, reduction="none")
         return torch.as_tensor(scores, device=values.device)
-    if isinstance(predictive, HeteroscedasticPredictive):
-        return crps_of_mixture(predictive, values)
-    if isinstance(predictive, ElementwisePredictive):
-        if predictive.likelihood.cdf_support == "reals":
+    if isinstance(predictive, LatentPredictive):
+        if predictive.cdf_support == "reals":
             return crps_of_mixture(predictive, values)
-        if predictive.likelihood.cdf_support == "counts":
-            return crps_of_counts(predictive, values, known)
+        if predictive.cdf_support == "counts":
+            return crps_of_counts(predictive, values)
     raise TypeError(
         f"prediction: {type(predictive).__name__} has no distribution function; estimate from "
         "draws by num_samples=1000, generator=..."

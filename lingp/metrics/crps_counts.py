@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor
 
-from lingp.likelihoods import NegativeBinomial, Poisson
-from lingp.likelihoods.predictives.elementwise import ElementwisePredictive
+from lingp.likelihoods import Poisson
+from lingp.likelihoods.predictives.draws import LatentPredictive
 from lingp.likelihoods.predictives.quadrature import adapt
-from lingp.metrics.crps_quadrature import LEAST, cdf_at, in_double
+from lingp.metrics.crps_quadrature import LEAST, cdf_at
 
 _TOLERANCE = 1e-7
 _ONE_BY_ONE = 64  # counts summed; larger ones of unbounded counts are integrated
@@ -19,7 +17,7 @@ _SCALARS = 2**21
 _NODES = 15 * 12  # of the distribution function
 
 
-def crps_of_counts(predictive: ElementwisePredictive, y: Tensor, known: Tensor | None) -> Tensor:
+def crps_of_counts(predictive: LatentPredictive, y: Tensor) -> Tensor:
     """Of counts or ordered labels (N x T), to about 1e-6.
 
     The sum, over what has probability. Poisson and negative binomial distributions are as wide as
@@ -27,11 +25,9 @@ def crps_of_counts(predictive: ElementwisePredictive, y: Tensor, known: Tensor |
     Euler and Maclaurin's formula, with its first correction).
     """
     targets = torch.where(y.isnan(), 0.0, y).double()
-    precise = in_double(predictive)
-    if known is not None:
-        precise = dataclasses.replace(precise, known=known.double())
+    precise = predictive.double()
     last = torch.maximum(precise.interval(1 - 2 * LEAST)[1], targets) + 1  # excluded
-    smooth = isinstance(predictive.likelihood, Poisson | NegativeBinomial)
+    smooth = isinstance(predictive.likelihood, Poisson)
     ends = last.clamp(max=_ONE_BY_ONE) if smooth else last
     if float(ends.max()) > _MOST:
         row = int(ends.amax(1).argmax())
@@ -45,7 +41,7 @@ def crps_of_counts(predictive: ElementwisePredictive, y: Tensor, known: Tensor |
     return torch.where(y.isnan(), torch.nan, total)
 
 
-def _sum(predictive: ElementwisePredictive, y: Tensor, ends: Tensor) -> Tensor:
+def _sum(predictive: LatentPredictive, y: Tensor, ends: Tensor) -> Tensor:
     """Σ over 0 <= k < ends, (N x T)."""
     total = torch.zeros_like(y)
     index = torch.arange(len(y), device=y.device)
@@ -59,16 +55,14 @@ def _sum(predictive: ElementwisePredictive, y: Tensor, ends: Tensor) -> Tensor:
     return total
 
 
-def _integral(predictive: ElementwisePredictive, y: Tensor, start: Tensor, end: Tensor) -> Tensor:
+def _integral(predictive: LatentPredictive, y: Tensor, start: Tensor, end: Tensor) -> Tensor:
     """Σ over start <= k < end, (N x T), as two integrals that meet at y."""
     middle = torch.minimum(torch.maximum(y, start), end)
     below = _smooth_sum(predictive, start, middle, upper=False)
     return below + _smooth_sum(predictive, middle, end, upper=True)
 
 
-def _smooth_sum(
-    predictive: ElementwisePredictive, start: Tensor, end: Tensor, *, upper: bool
-) -> Tensor:
+def _smooth_sum(predictive: LatentPredictive, start: Tensor, end: Tensor, *, upper: bool) -> Tensor:
     """Σ_{start <= k < end} h(k) = ∫ h - (h'(end - ½) - h'(start - ½)) / 24, from ½ before each."""
     a, b = start - 0.5, torch.maximum(end, start) - 0.5
     every = torch.arange(len(a), device=a.device)

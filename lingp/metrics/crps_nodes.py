@@ -12,28 +12,30 @@ from __future__ import annotations
 import math
 
 import torch
+from scipy.special import lambertw
 from torch import Tensor
 
 from lingp.likelihoods import StudentT
-from lingp.likelihoods.predictives.elementwise import ElementwisePredictive
+from lingp.likelihoods.predictives.draws import LatentPredictive
 from lingp.likelihoods.predictives.heteroscedastic import HeteroscedasticPredictive
-from lingp.metrics.crps_quadrature import Either, crps_of_reals, in_double, rows_of
+from lingp.metrics.arguments import as_array
+from lingp.metrics.crps_of import mixture_scores
+from lingp.metrics.crps_quadrature import crps_of_reals
 
 _TOLERANCE = 1e-7  # of ½ E|X - X'|
 _NODES = (48, 96, 192, 384)
-_PAIRS = 2**20  # at a time
 _LEAST_FREEDOM = 1.5  # E|X| of heavier tails is infinite, or nearly
 _DROP = 34.0  # e^-34 = 2e-15 of the peak is left out
 
 
-def crps_of_mixture(predictive: Either, y: Tensor) -> Tensor:
+def crps_of_mixture(predictive: LatentPredictive, y: Tensor) -> Tensor:
     """Of targets (N x T), to about 1e-7 of the width of the distribution.
 
     Nodes are doubled until the score has settled. Rows where it hasn't (conditional means that move
     by more than the noise from node to node) and t-distributions of hardly a mean go by their
     distribution function, which takes longer.
     """
-    precise = in_double(predictive)
+    precise = predictive.double()
     targets = torch.where(y.isnan(), 0.0, y).double()
     scores, pending = torch.full_like(targets, torch.nan), torch.arange(len(y), device=y.device)
     last = None
@@ -47,54 +49,50 @@ def crps_of_mixture(predictive: Either, y: Tensor) -> Tensor:
             break
         last = value
     if len(pending):
-        scores[pending] = crps_of_reals(rows_of(precise, pending), targets[pending])
+        scores[pending] = crps_of_reals(precise.rows(pending), targets[pending])
     return torch.where(y.isnan(), torch.nan, scores)
 
 
-def _at_nodes(predictive: Either, y: Tensor, pending: Tensor, number: int) -> tuple[Tensor, Tensor]:
+def _at_nodes(
+    predictive: LatentPredictive, y: Tensor, pending: Tensor, number: int
+) -> tuple[Tensor, Tensor]:
     """The score of some rows with so many nodes, and ½ E|X - X'|, (n x T) each."""
-    found = []
-    for rows in pending.split(max(1, _PAIRS // (number**2 * y.shape[1]))):
-        weight, mean, variance = _components(rows_of(predictive, rows), number)
-        apart = (weight * _mean_distance(y[rows] - mean, variance.sqrt())).sum(0)
-        spread = (variance + variance.unsqueeze(1)).sqrt()
-        pairs = _mean_distance(mean - mean.unsqueeze(1), spread)
-        within = 0.5 * torch.einsum("qnt,rqnt,rnt->nt", weight, pairs, weight)
-        found.append((apart - within, within))
-    value, scale = zip(*found, strict=True)
-    return torch.cat(value), torch.cat(scale)
+    weight, mean, variance = _components(predictive.rows(pending), number)
+    nodes_last = (x.movedim(0, -1).reshape(-1, number) for x in (mean, variance.sqrt(), weight))
+    arrays = (as_array(x.detach(), "prediction") for x in (*nodes_last, y[pending].flatten()))
+    value, scale = (y.new_tensor(x).view_as(y[pending]) for x in mixture_scores(*arrays))
+    return value, scale
 
 
-def _has_components(predictive: Either) -> bool:
-    if isinstance(predictive, HeteroscedasticPredictive):
-        return True
+def _has_components(predictive: LatentPredictive) -> bool:
     likelihood = predictive.likelihood
-    if not isinstance(likelihood, StudentT):
-        return False
-    return float(likelihood.degrees_of_freedom.min()) >= _LEAST_FREEDOM
+    if isinstance(likelihood, StudentT):
+        return float(likelihood.degrees_of_freedom.detach().min()) >= _LEAST_FREEDOM
+    return isinstance(predictive, HeteroscedasticPredictive)
 
 
-def _components(predictive: Either, number: int) -> tuple[Tensor, Tensor, Tensor]:
+def _components(predictive: LatentPredictive, number: int) -> tuple[Tensor, Tensor, Tensor]:
     """Weights, means and variances at so many nodes, (Q x n x T)."""
-    if isinstance(predictive, ElementwisePredictive):
+    if not isinstance(predictive, HeteroscedasticPredictive):
         return _of_student_t(predictive, number)
     size = predictive.location.shape[1] // 2
     spread = predictive.covariance.diagonal(dim1=-2, dim2=-1)[:, size:].clamp(min=0).sqrt()
     lower = -9 - spread  # where φ(z) / g has its mass: g may be as small as exp(f₂)
     z, step = _steps(lower, torch.full_like(lower, 9.0), number)
     weight = step * (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi)
-    return weight, *predictive.given(z)
+    mean, between, within = predictive.given.moments(z)
+    return weight, mean, between + within
 
 
-def _of_student_t(predictive: ElementwisePredictive, number: int) -> tuple[Tensor, Tensor, Tensor]:
+def _of_student_t(predictive: LatentPredictive, number: int) -> tuple[Tensor, Tensor, Tensor]:
     """y = f + scale ε / √u with u = e^z ~ Gamma(ν/2, ν/2): N(m, v + scale² / u) given u."""
     likelihood, mean = predictive.likelihood, predictive.location
     assert isinstance(likelihood, StudentT)
     half = likelihood.degrees_of_freedom.to(mean).expand(mean.shape[1]) / 2
     scale = likelihood.scale.to(mean).expand(mean.shape[1])
     # log density of z, but for its constant, and where it times √(1/u) is negligible
-    lower = _edge(half, half - 0.5, -1.0)
-    upper = _edge(half, half - 0.5, 1.0)
+    lower = _edge(half, half - 0.5, 0)
+    upper = _edge(half, half - 0.5, -1)
     z, step = _steps(lower, upper, number)
     log_weight = half * z - half * z.exp()
     weight = step * (log_weight + half * half.log() - half.lgamma()).exp()
@@ -104,19 +102,11 @@ def _of_student_t(predictive: ElementwisePredictive, number: int) -> tuple[Tenso
     return weight.unsqueeze(1).expand(shape), mean.expand(shape), total
 
 
-def _edge(rate: Tensor, power: Tensor, sign: float) -> Tensor:
-    """Where power·z - rate·e^z has dropped by `_DROP` from its peak, on one side, (T,)."""
-    peak = (power / rate).log()
-
-    def drop(z: Tensor) -> Tensor:
-        return power * (z - peak) - rate * (z.exp() - peak.exp())
-
-    near, far = torch.zeros_like(rate), _DROP / power + 4
-    for _ in range(60):
-        middle = (near + far) / 2
-        inside = drop(peak + sign * middle) > -_DROP
-        near, far = torch.where(inside, middle, near), torch.where(inside, far, middle)
-    return peak + sign * far
+def _edge(rate: Tensor, power: Tensor, branch: int) -> Tensor:
+    """Where power·z - rate·e^z has dropped by `_DROP` from its peak, below (0) or above it (-1)."""
+    depth = 1 + _DROP / power
+    beyond = lambertw((-(-depth).exp()).detach().cpu().numpy(), branch).real
+    return (power / rate).log() - depth - power.new_tensor(beyond)
 
 
 def _steps(lower: Tensor, upper: Tensor, number: int) -> tuple[Tensor, Tensor]:
@@ -124,10 +114,3 @@ def _steps(lower: Tensor, upper: Tensor, number: int) -> tuple[Tensor, Tensor]:
     step = (upper - lower) / (number - 1)
     index = torch.arange(number, dtype=lower.dtype, device=lower.device)
     return lower + step * index.reshape(-1, *[1] * lower.dim()), step
-
-
-def _mean_distance(off: Tensor, stddev: Tensor) -> Tensor:
-    """m (2 Φ(m/σ) - 1) + 2 σ φ(m/σ): E|X| of X ~ N(m, σ²), σ > 0."""
-    w = off / stddev
-    density = (-0.5 * w.square()).exp() / math.sqrt(2 * math.pi)
-    return off * torch.special.erf(w / math.sqrt(2)) + 2 * stddev * density

@@ -88,14 +88,17 @@ def crps_mixture(
     if not np.allclose(w.sum(-1), 1, rtol=0, atol=1e-6):
         raise ValueError(f"weights: expected a sum of 1, got {w.sum(-1).flat[0]:g}")
     w = np.broadcast_to(w, m.shape).reshape(-1, number)
-    m, s, flat = m.reshape(w.shape), s.reshape(w.shape), t.reshape(-1, 1)
-    apart = (w * _mean_distance(flat - m, s)).sum(-1)
-    size = max(1, _CHUNK // number**2)
-    within = [
-        _within(m[rows], s[rows], w[rows])
-        for rows in (slice(start, start + size) for start in range(0, len(m), size))
-    ]
-    return reduced((apart - np.concatenate(within)).reshape(t.shape), reduction)
+    scores, _ = mixture_scores(m.reshape(w.shape), s.reshape(w.shape), w, t.reshape(-1))
+    return reduced(scores.reshape(t.shape), reduction)
+
+
+def mixture_scores(m: Array, s: Array, w: Array, y: Array) -> tuple[Array, Array]:
+    """CRPS of mixtures with K components (n x K) at y (n,), and their ½ E|X - X'|, (n,)."""
+    apart = (w * _mean_distance(y[:, None] - m, s)).sum(-1)
+    size = max(1, _CHUNK // m.shape[1] ** 2)
+    chunks = [slice(start, start + size) for start in range(0, len(m), size)]
+    within = np.concatenate([_within(m[rows], s[rows], w[rows]) for rows in chunks])
+    return apart - within, within
 
 
 def crps_samples(samples: Any, y: Any, *, reduction: Reduction = "mean") -> Any:

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, TypeVar
-
 import torch
 from torch import Tensor
 
-from lingp.likelihoods.predictives.elementwise import ElementwisePredictive
-from lingp.likelihoods.predictives.heteroscedastic import HeteroscedasticPredictive
+from lingp.likelihoods.predictives.draws import LatentPredictive
 from lingp.likelihoods.predictives.quadrature import adapt, row_chunks
-
-Either = HeteroscedasticPredictive | ElementwisePredictive
-AnyPredictive = TypeVar("AnyPredictive", bound=Either)
 
 _TOLERANCE = 1e-7
 LEAST = 1e-7  # tail probabilities below are rounding of the distribution function
@@ -21,20 +14,20 @@ _REACH = 20.0  # sinh(20) = 2e8 widths
 _SCALARS = 15 * 40 * 15 * 12  # nodes in x, and for each of them in f
 
 
-def crps_of_reals(predictive: Either, y: Tensor) -> Tensor:
+def crps_of_reals(predictive: LatentPredictive, y: Tensor) -> Tensor:
     """Of continuous targets (N x T), to about 1e-6 of the width of the distribution.
 
     Over x = y ± w sinh t: tails of any weight decay fast in t. They are squared, so what the
     distribution function rounds off (1e-7) is negligible.
     """
-    precise = in_double(predictive)
+    precise = predictive.double()
     targets = torch.where(y.isnan(), 0.0, y).double()
     chunks = row_chunks(len(y), _SCALARS * y.shape[1])
-    parts = [_of_reals(rows_of(precise, rows), targets[rows]) for rows in chunks]
+    parts = [_of_reals(precise.rows(rows), targets[rows]) for rows in chunks]
     return torch.where(y.isnan(), torch.nan, torch.cat(parts))
 
 
-def _of_reals(predictive: Either, y: Tensor) -> Tensor:
+def _of_reals(predictive: LatentPredictive, y: Tensor) -> Tensor:
     lower, upper = predictive.interval(0.5)
     width = (upper - lower).clamp(min=torch.finfo(y.dtype).tiny)
     off = torch.maximum(lower - y, y - upper).clamp(min=0) / width
@@ -52,29 +45,7 @@ def _of_reals(predictive: Either, y: Tensor) -> Tensor:
     return width * panels.sum(integrand(panels.nodes(), panels.rows), len(y))
 
 
-def cdf_at(predictive: Either, x: Tensor, index: Tensor) -> Tensor:
+def cdf_at(predictive: LatentPredictive, x: Tensor, index: Tensor) -> Tensor:
     """F at several points of each of some rows, (S x P x T), rows by number (P,)."""
     every = index.expand(x.shape[:2]).reshape(-1)
-    return rows_of(predictive, every).cdf(x.flatten(0, 1)).view_as(x)
-
-
-def rows_of(predictive: AnyPredictive, rows: slice | Tensor) -> AnyPredictive:
-    """Some rows."""
-    part: dict[str, Any] = {
-        "location": predictive.location[rows],
-        "covariance": predictive.covariance[rows],
-    }
-    if isinstance(predictive, ElementwisePredictive):
-        part["known"] = None if predictive.known is None else predictive.known[rows]
-    return dataclasses.replace(predictive, **part)
-
-
-def in_double(predictive: AnyPredictive) -> AnyPredictive:
-    """The same distribution in float64."""
-    part: dict[str, Any] = {
-        "location": predictive.location.double(),
-        "covariance": predictive.covariance.double(),
-    }
-    if isinstance(predictive, ElementwisePredictive):
-        part["known"] = None if predictive.known is None else predictive.known.double()
-    return dataclasses.replace(predictive, **part)
+    return predictive.rows(every).cdf(x.flatten(0, 1)).view_as(x)

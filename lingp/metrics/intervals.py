@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from lingp.likelihoods.predictives.elementwise import ElementwisePredictive
-from lingp.likelihoods.predictives.heteroscedastic import HeteroscedasticPredictive
 from lingp.metrics.arguments import (
     Array,
     Reduction,
@@ -16,7 +14,7 @@ from lingp.metrics.arguments import (
     reduced,
     same_shape,
 )
-from lingp.metrics.targets import values_of
+from lingp.metrics.targets import beside_targets
 from lingp.models import Prediction
 
 
@@ -90,26 +88,17 @@ def coverage_curve(prediction: Prediction, y: Any, levels: Any = None) -> Array:
         )
     chosen = as_array(np.arange(1, 20) / 20 if levels is None else levels, "levels")
     between_zero_and_one(chosen, "levels")
-    values, below = values_of(prediction, y), _below(prediction, y)
-    if below is None:
+    predictive, targets = beside_targets(prediction, y)
+    values = as_array(targets, "y", missing=True)
+    if predictive.cdf_support != "reals":
         ends = [prediction.predictive.interval(float(level)) for level in chosen.flat]
         return np.array([coverage(values, *pair) for pair in ends]).reshape(chosen.shape)
+    # where intervals cost a search, one evaluation of the distribution function serves all levels
+    below = as_array(predictive.cdf(targets.nan_to_num()), "prediction")
     inner = np.abs(2 * below - 1)[~np.isnan(values)]
     if not inner.size:
         raise ValueError("y: all targets are missing (NaN)")
     return (inner[:, None] <= chosen.reshape(1, -1)).mean(axis=0).reshape(chosen.shape)
-
-
-def _below(prediction: Prediction, y: Any) -> Array | None:
-    """P(y' <= y), (n x T), where intervals cost a search: one evaluation serves all levels."""
-    predictive = prediction.predictive
-    if isinstance(predictive, ElementwisePredictive):
-        if predictive.likelihood.cdf_support != "reals":
-            return None
-    elif not isinstance(predictive, HeteroscedasticPredictive):
-        return None
-    filled = predictive.location.new_tensor(np.nan_to_num(values_of(prediction, y)))
-    return as_array(predictive.cdf(filled), "prediction")
 
 
 def _checked(y: Any, lower: Any, upper: Any) -> tuple[Array, Array, Array]:

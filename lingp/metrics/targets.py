@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from lingp.likelihoods import Predictive
 from lingp.metrics.arguments import Array, as_array
 from lingp.models import Prediction
 
 
-def checked_targets(prediction: Prediction, y: Any) -> tuple[Tensor, Tensor | None]:
-    """Values (n x T), NaN where missing, and their known quantities (n x T), if there are any."""
-    targets = prediction.layout.checked(y)
-    if targets.dim() == 3:
-        values, known = targets.unbind(-1)
-        return values, torch.where(known.isnan(), 1.0, known)  # missing with its target
-    return targets.reshape(len(targets), -1), None
+def beside_targets(prediction: Prediction, y: Any) -> tuple[Predictive, Tensor]:
+    """The predictive at the targets' known quantities, and their values (n x T), NaN: missing."""
+    return prediction.predictive.beside(prediction.layout.checked(y))
 
 
 def values_of(prediction: Prediction, y: Any) -> Array:
     """Values of the targets, (n x T), NaN where missing."""
-    return as_array(checked_targets(prediction, y)[0], "y", missing=True)
+    return as_array(beside_targets(prediction, y)[1], "y", missing=True)

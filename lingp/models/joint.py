@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lingp.likelihoods import CurvatureRoot, Likelihood, QuadraticLikelihood
+from lingp.likelihoods import CurvatureRoot, Likelihood
 from lingp.likelihoods.predictives.gaussian import marginal_log_prob, total_factor
 from lingp.likelihoods.predictives.importance import log_terms, relative_error
 from lingp.linalg.psd import square_root
@@ -75,15 +75,13 @@ class GaussianJointPrediction(JointPrediction):
         self.mean_of = mean_of
         self._location = location  # (n, C)
         self._latent = covariance  # (n·C, n·C)
-        self._noise = self._noise_covariance(layout.known)
+        self._noise = self._noise_covariance(layout.likelihood)
 
-    def _noise_covariance(self, known: Tensor | None) -> Tensor:
+    def _noise_covariance(self, likelihood: Likelihood) -> Tensor:
         """Of y given f, (n·C x n·C)."""
         shape = (*self._location.shape, self._location.shape[1])
-        predictive = self.layout.likelihood.predictive(
-            self._location, self._location.new_zeros(shape), known=known
-        )
-        blocks = predictive.noise_covariance().expand(shape)  # type: ignore[attr-defined]
+        predictive = likelihood.predictive(self._location, self._location.new_zeros(shape))
+        blocks = predictive.noise.expand(shape)  # type: ignore[attr-defined]
         return torch.block_diag(*blocks)
 
     @property
@@ -97,7 +95,7 @@ class GaussianJointPrediction(JointPrediction):
     def log_prob(self, y: Any) -> Tensor:
         targets, noise = self.layout.checked(y), self._noise
         if targets.dim() == 3:
-            noise = self._noise_covariance(targets[..., 1])
+            noise = self._noise_covariance(self.layout.likelihood.at(targets[..., 1]))
             targets = targets[..., 0]
         residual = (targets - self._location).reshape(1, -1)
         return marginal_log_prob(residual, self._latent.unsqueeze(0), noise.unsqueeze(0)).squeeze(0)
@@ -138,16 +136,16 @@ class DrawnJointPrediction(JointPrediction):
 
     @property
     def mean(self) -> Tensor:
-        means = self.layout.likelihood.conditional_mean(self._draws, self.layout.known)
+        means = self.layout.likelihood.conditional_mean(self._draws)
         return self.layout.moments(means.mean(0))
 
     @property
     def covariance(self) -> Tensor:
-        likelihood, known = self.layout.likelihood, self.layout.known
-        means = likelihood.conditional_mean(self._draws, known)  # (S, n, M)
+        likelihood = self.layout.likelihood
+        means = likelihood.conditional_mean(self._draws)  # (S, n, M)
         centered = (means - means.mean(0)).flatten(1)
         between = centered.mT @ centered / len(means)
-        within = torch.diag(likelihood.conditional_variance(self._draws, known).mean(0).flatten())
+        within = torch.diag(likelihood.conditional_variance(self._draws).mean(0).flatten())
         num_targets = math.prod(likelihood.target_shape(self.layout.output_shape))
         num_indicators = means.shape[-1] // num_targets
         if num_indicators > 1:  # one-hot indicators: those of a label exclude each other
@@ -175,7 +173,7 @@ class DrawnJointPrediction(JointPrediction):
         _check_count(num_samples)
         noise = _normal(num_samples, self._scale, generator)
         f = _moved(self._location, self._scale, noise)
-        draws = self.layout.likelihood.sample(f, self.layout.known, generator=generator)
+        draws = self.layout.likelihood.sample(f, generator=generator)
         return self.layout.values(draws)
 
 
@@ -243,7 +241,7 @@ def joint_prediction(
     if num_samples < 2:
         raise ValueError(f"num_samples: expected at least 2, got {num_samples}")
     with torch.no_grad():
-        if isinstance(layout.likelihood, QuadraticLikelihood):
+        if layout.likelihood.is_quadratic:
             return GaussianJointPrediction(layout, mean_of, location, covariance)
         return DrawnJointPrediction(layout, mean_of, location, covariance, num_samples, generator)
 

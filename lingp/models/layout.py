@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lingp.likelihoods import Likelihood, Tempered
+from lingp.likelihoods import Likelihood
 from lingp.models.intake import as_tensor
 
 
@@ -20,15 +20,14 @@ class TargetLayout:
     Attributes
     ----------
     likelihood
-        As it was when the prediction was made.
+        As it was when the prediction was made, at the known quantities of the targets if they have
+        any.
     output_shape
         Shape of the network's output for one row.
     num_rows
         n.
     dtype, device
         Of the predictions.
-    known
-        The known quantity of each target (noise variance, trials, exposure), (n x T), if any.
     """
 
     likelihood: Likelihood
@@ -36,7 +35,6 @@ class TargetLayout:
     num_rows: int
     dtype: torch.dtype
     device: torch.device
-    known: Tensor | None = None
 
     def moments(self, flat: Tensor) -> Tensor:
         """(n x M) in the shape of the moments."""
@@ -61,14 +59,8 @@ class TargetLayout:
                 f"{tuple(targets.shape)}"
             )
         targets = targets.to(self.device)
-        if self.known is not None and targets.numel() == self.known.numel():
-            known = self.known.reshape(targets.shape)
+        known = self.likelihood.known
+        if known is not None and targets.numel() == known.numel():
+            known = known.reshape(targets.shape)
             targets = torch.stack([targets.to(self.dtype), known], -1)
         return self.likelihood.check_targets(targets, self.output_shape, self.dtype)
-
-
-def untempered(likelihood: Likelihood) -> Likelihood:
-    """The likelihood that targets have: tempering is a matter of inference only."""
-    while isinstance(likelihood, Tempered):
-        likelihood = likelihood.likelihood
-    return likelihood

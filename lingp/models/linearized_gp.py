@@ -52,7 +52,7 @@ from lingp.models.fitting import FittedData, Missing
 from lingp.models.intake import as_inputs, as_known, as_row_numbers, validation_batches
 from lingp.models.joint import JointPrediction, joint_prediction
 from lingp.models.latents import Latents
-from lingp.models.layout import TargetLayout, untempered
+from lingp.models.layout import TargetLayout
 from lingp.models.prediction import LeaveOneOutPrediction, Prediction
 from lingp.models.saved import SavedGP, save
 from lingp.models.tuning import (
@@ -625,7 +625,7 @@ class LinearizedGP(gpytorch.models.GP):
                 generator=generator,
             )
             self._sureness = None
-            plain = untempered(self.likelihood) is self.likelihood  # else it has another scale
+            plain = self.likelihood.untempered is self.likelihood  # else it has another scale
             if self.likelihood.saturates and plain and result.objective == "evidence":
                 warn_of_evidence(laplace, result.value)
             self._prepare()
@@ -887,7 +887,6 @@ class LinearizedGP(gpytorch.models.GP):
                 location,
                 covariance,
                 method,
-                known=known,
                 num_samples=num_samples,
                 generator=generator,
             )
@@ -898,21 +897,19 @@ class LinearizedGP(gpytorch.models.GP):
     ) -> tuple[TargetLayout, Tensor]:
         """What targets look like, and the mean that its likelihood averages around."""
         # a copy: a prediction doesn't change with the hyperparameters later
-        likelihood = copy.deepcopy(untempered(self.likelihood)).requires_grad_(False)
-        likelihood, location = likelihood.with_scaled_mean(mean, mean_scale)
+        likelihood = copy.deepcopy(self.likelihood.untempered).requires_grad_(False)
+        likelihood, location = likelihood.at(known).with_scaled_mean(mean, mean_scale)
         shape, like = self._output_shape(), (mean.dtype, mean.device)
-        return TargetLayout(likelihood, shape, len(mean), *like, known), location
+        return TargetLayout(likelihood, shape, len(mean), *like), location
 
     def _known(self, known: Any, num_rows: int) -> Tensor | None:
         """Known quantities of targets to predict, (n x T)."""
         if known is None:
             return None
         targets = self.laplace.training.targets
-        if targets.dim() != 3:
-            raise ValueError(
-                f"known: {type(self.likelihood).__name__} has no known quantity of its targets"
-            )
-        return as_known(known, num_rows, targets.shape[1]).to(targets)
+        quantity = as_known(known, num_rows, targets.shape[1]).to(targets)
+        self.likelihood.untempered.at(quantity)  # errors before any work
+        return quantity
 
 
 def _in_words(scale: MeanScale) -> str:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from lingp.likelihoods import Predictive
-from lingp.likelihoods.predictives import AffineMixture
-from lingp.likelihoods.predictives.draws import quasi_normal
+from lingp.likelihoods.predictives.draws import AffineMixture, quasi_normal
 from lingp.models.layout import TargetLayout
 
 _NUM_NODES = 1024

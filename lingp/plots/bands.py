@@ -162,7 +162,7 @@ def _function(prediction: Prediction, level: float) -> tuple[Tensor, Tensor]:
     normal = quasi_normal(_NUM_NODES, location)
     root = psd_root(prediction.latent_covariance)
     f = location + torch.einsum("ncd,sd->snc", root, normal)
-    means = layout.likelihood.conditional_mean(f, layout.known)
+    means = layout.likelihood.conditional_mean(f)
     if layout.likelihood.num_labels(layout.output_shape) is not None and means.shape[-1] == 1:
         means = torch.cat([1 - means, means], -1)
     tails = means.new_tensor([(1 - level) / 2, (1 + level) / 2])

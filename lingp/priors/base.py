@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import gpytorch
 import torch
@@ -54,6 +54,9 @@ class Prior(gpytorch.Module, ABC):
     columnwise: bool = False
     """Whether variances vary along both axes of weight matrices: kernels then take the columns of
     the Jacobian, not the layers' factors."""
+
+    found_later: ClassVar[tuple[str, ...]] = ("follows_network",)
+    """Attributes that binding finds out, which files keep."""
 
     def __init__(self, mean: WeightMean = 0.0) -> None:
         super().__init__()

@@ -17,7 +17,6 @@ from gpytorch.utils.transforms import inv_sigmoid, inv_softplus
 from torch import Tensor, nn
 
 from lingp import likelihoods, priors
-from lingp.likelihoods.tempered import TemperedQuadratic
 from lingp.runtime.described import arguments_of, class_named
 from lingp.runtime.plain import own
 from lingp.saving.errors import SavedFileError
@@ -33,8 +32,8 @@ _CONSTRAINTS: dict[str, type[Interval]] = {
     cls.__name__: cls for cls in (Interval, GreaterThan, LessThan, Positive)
 }
 
-# what checking targets finds out, beside what it is made of
-_FOUND: dict[type, tuple[str, ...]] = {likelihoods.FromDistribution: ("family", "rule")}
+# names in files of older versions
+_RENAMED = {"TemperedQuadratic": "Tempered"}
 
 
 def to_record(module: gpytorch.Module) -> dict[str, Any]:
@@ -43,14 +42,8 @@ def to_record(module: gpytorch.Module) -> dict[str, Any]:
         **_structure(module),
         "learned": {name: p.requires_grad for name, p in module.named_parameters()},
         "state": {name: own(t) for name, t in module.state_dict().items()},
-        "found": {name: getattr(module, name) for name in _found(module)},
+        "found": {name: getattr(module, name) for name in module.found_later},
     }
-
-
-def _found(module: gpytorch.Module) -> tuple[str, ...]:
-    if isinstance(module, priors.Prior):  # also of one's own
-        return ("follows_network",)
-    return _FOUND.get(type(module), ())
 
 
 def build(record: dict[str, Any], given: Any, name: str) -> Any:
@@ -72,18 +65,24 @@ def build(record: dict[str, Any], given: Any, name: str) -> Any:
     """
     if given is not None:
         got = type(given).__qualname__  # not its module: a script's has another name next time
-        if got != record["class"]:
+        if got != _name_of(record):
             raise SavedFileError(
-                f"{name}: the file has {record['class']}, got {got}; give an object of that class"
+                f"{name}: the file has {_name_of(record)}, got {got}; give an object of that class"
             )
         return copy.deepcopy(given)
     if record["only_given"] is not None:
         raise SavedFileError(
-            f"{name}: the file has {record['class']}, {record['only_given']}; make one as before "
+            f"{name}: the file has {_name_of(record)}, {record['only_given']}; make one as before "
             f"and give it: LinearizedGP.load(path, net, {name}=...). Its hyperparameters get the "
             "values in the file"
         )
     return _made(record)
+
+
+def _name_of(record: dict[str, Any]) -> str:
+    """The class of a record, by the name that it has now."""
+    name: str = record["class"]
+    return _RENAMED.get(name, name)
 
 
 def set_values(module: gpytorch.Module, record: dict[str, Any], name: str) -> None:
@@ -158,9 +157,7 @@ def _made(record: dict[str, Any]) -> Any:
         arguments["likelihood"] = _made(record["tempered"])
     if "mean_shape" in record:
         arguments["mean"] = torch.zeros(record["mean_shape"], dtype=torch.float64)
-    cls: Any = class_named(record["class"])
-    if cls is TemperedQuadratic:
-        cls = likelihoods.Tempered  # which decides by what it is given
+    cls: Any = class_named(_name_of(record))
     module = cls(**arguments)
     for name, plain in record["constraints"].items():
         module.register_constraint(name.removesuffix("_constraint"), _constraint_from(plain))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lingp.inference import LinearizedLaplace
-from lingp.likelihoods import QuadraticLikelihood, StudentT, Tempered
+from lingp.likelihoods import StudentT
 from lingp.linearization import LinearizedNetwork
 from lingp.training.history import EvidenceStep
 from lingp.training.hyperparameter_step import PRECISIONS
@@ -92,8 +92,8 @@ def _log_joint(laplace: LinearizedLaplace, outputs: Tensor, weights: Tensor) -> 
 def _noise_fault(laplace: LinearizedLaplace) -> str | None:
     """Whether noise, in the direction where it is least, is lost in rounding."""
     likelihood, targets = laplace.likelihood, laplace.training.targets
-    plain = likelihood.likelihood if isinstance(likelihood, Tempered) else likelihood
-    if not isinstance(plain, (QuadraticLikelihood, StudentT)) or targets.dim() != 2:
+    plain = likelihood.untempered
+    if not (plain.is_quadratic or isinstance(plain, StudentT)) or targets.dim() != 2:
         return None
     seen = targets.isfinite()
     row = seen.sum(1).argmax().unsqueeze(0)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lingp.inference import Mean
 from lingp.inference.choice import Inference, check_inference, predicts
-from lingp.likelihoods import Likelihood, QuadraticLikelihood, as_likelihood
+from lingp.likelihoods import Likelihood, as_likelihood
 from lingp.linearization import LinearizedNetwork, ParameterSelection
 from lingp.linearization.inputs import call_network
 from lingp.linearization.selection import unwrapped
@@ -80,7 +80,7 @@ class ModelInTraining:
         self.data = X, y
         self.inference, self.memory_budget = inference, memory_budget
         self._fit: dict[str, Any] = {"sample_weight": sample_weight, "missing": missing}
-        refit = mean == "auto" and isinstance(self.likelihood, QuadraticLikelihood)
+        refit = mean == "auto" and self.likelihood.is_quadratic
         self._mean: Mean = "refit" if refit or mean == "refit" else "network"
         # modules that were in evaluation mode in a network that wasn't stay there
         self._training = {m for m in self.network.modules() if m.training or not net.training}

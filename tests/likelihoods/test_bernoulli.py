@@ -31,7 +31,7 @@ def test_distribution_function_and_intervals():
     f = tensor(4, 1)
     y = torch.arange(3.0).double()
     expected = torch.cat([torch.sigmoid(-f), torch.ones(4, 2).double()], -1)
-    torch.testing.assert_close(Bernoulli().cdf_each(y, f, None), expected)
+    torch.testing.assert_close(Bernoulli().cdf_each(y, f), expected)
     mean = torch.tensor([[-10.0], [0.0], [10.0]]).double()
     lower, upper = Bernoulli().predictive(mean, torch.ones(3, 1, 1).double()).interval(0.9)
     assert lower.flatten().tolist() == [0.0, 0.0, 1.0]

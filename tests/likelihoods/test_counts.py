@@ -35,7 +35,7 @@ def test_exposure_multiplies_the_rate():
     torch.testing.assert_close(
         likelihood.log_prob(y, F), torch.tensor(expected)[:, 0], rtol=1e-11, atol=1e-11
     )
-    torch.testing.assert_close(likelihood.conditional_mean(F, exposure), exposure * F.exp())
+    torch.testing.assert_close(likelihood.at(exposure).conditional_mean(F), exposure * F.exp())
     torch.testing.assert_close(likelihood.conditional_mean(F), F.exp())
 
 
@@ -47,7 +47,7 @@ def test_binomial_is_scipys():
     torch.testing.assert_close(
         likelihood.log_prob(y, F), torch.tensor(expected)[:, 0], rtol=1e-11, atol=1e-11
     )
-    torch.testing.assert_close(likelihood.conditional_mean(F, trials), trials * F.sigmoid())
+    torch.testing.assert_close(likelihood.at(trials).conditional_mean(F), trials * F.sigmoid())
     fixed = Binomial(161)
     torch.testing.assert_close(fixed.log_prob(COUNTS[-1:], F[-1:]), likelihood.log_prob(y, F)[-1:])
 
@@ -181,9 +181,10 @@ def test_draws_have_the_moments(likelihood, f, known):
     num = 40_000
     f = torch.full((num, 1), f).double()
     known = None if known is None else torch.full((num, 1), known).double()
-    draws = likelihood.sample(f, known, generator=torch.Generator().manual_seed(0))
-    mean = likelihood.conditional_mean(f, known)[0].item()
-    variance = likelihood.conditional_variance(f, known)[0].item()
+    likelihood = likelihood.at(known)
+    draws = likelihood.sample(f, generator=torch.Generator().manual_seed(0))
+    mean = likelihood.conditional_mean(f)[0].item()
+    variance = likelihood.conditional_variance(f)[0].item()
     assert (draws == draws.round()).all()
     assert abs(draws.mean().item() - mean) < 4 * (variance / num) ** 0.5
     fourth = (draws - draws.mean()).pow(4).mean().item()
@@ -228,9 +229,8 @@ def test_bad_targets(likelihood, y, shape, message):
     ],
 )
 def test_bad_known_quantities_at_prediction(likelihood, known, message):
-    mean, covariance = torch.zeros(2, 1).double(), torch.ones(2, 1, 1).double()
     with pytest.raises(ValueError, match=message):
-        likelihood.predictive(mean, covariance, known=torch.full((2, 1), known).double())
+        likelihood.at(torch.full((2, 1), known).double())
 
 
 @pytest.mark.parametrize("total_count", [0, -1, 2.5, True, "3"])

@@ -50,7 +50,7 @@ def test_predictive_takes_the_noise_of_the_rows_to_predict(data, noise):
     covariance = root @ root.mT
     likelihood = KnownNoiseGaussian(noise)
     total = known + (noise or 0.0)
-    predictive = likelihood.predictive(mean, covariance, known=known)
+    predictive = likelihood.at(known).predictive(mean, covariance)
     close(predictive.aleatoric_variance, total)
     close(predictive.epistemic_variance, covariance.diagonal(dim1=1, dim2=2))
     expected = MultivariateNormal(mean, covariance + torch.diag_embed(total))
@@ -154,9 +154,9 @@ def test_wrong_arguments_are_named(data):
     likelihood = KnownNoiseGaussian([0.1, 0.2, 0.3])
     with pytest.raises(ValueError, match=r"noise: has 3 values.*2 outputs"):
         likelihood.check_targets(torch.ones(5, 2, 2), (2,), torch.float64)
-    with pytest.raises(ValueError, match="known: has 4 rows for 5"):
-        KnownNoiseGaussian().predictive(mean, covariance, known=known[:4])
+    with pytest.raises(ValueError, match=r"known: has shape \(4, 2\).*have shape \(5, 2\)"):
+        KnownNoiseGaussian().at(known[:4]).predictive(mean, covariance)
     with pytest.raises(ValueError, match=r"known: expected noise variances >= 0"):
-        KnownNoiseGaussian().predictive(mean, covariance, known=-known)
+        KnownNoiseGaussian().at(-known)
     with pytest.raises(ValueError, match="known: has shape"):
-        KnownNoiseGaussian().predictive(mean, covariance, known=known[:, :1])
+        KnownNoiseGaussian().at(known[:, :1]).predictive(mean, covariance)

@@ -40,7 +40,7 @@ def test_distribution_function_and_intervals():
     y = torch.arange(6.0).double()
     probs = likelihood.conditional_mean(f)
     expected = torch.cat([probs.cumsum(-1), torch.ones(9, 2).double()], -1)
-    torch.testing.assert_close(likelihood.cdf_each(y, f, None), expected)
+    torch.testing.assert_close(likelihood.cdf_each(y, f), expected)
     mean = torch.tensor([[-10.0], [0.0], [10.0]]).double()
     lower, upper = likelihood.predictive(mean, torch.ones(3, 1, 1).double()).interval(0.9)
     assert lower.flatten().tolist() == [0.0, 0.0, 3.0]

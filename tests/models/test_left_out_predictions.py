@@ -75,3 +75,12 @@ def test_labels_are_scaled_as_in_predictions():
         scaled.mean_scale * plain.latent_mean, plain.latent_covariance
     )
     torch.testing.assert_close(scaled.probs, expected.mean)
+
+
+def test_missing_targets_may_have_known_quantities():
+    y = KNOWN.clone()
+    y[0] = torch.nan
+    gp = LinearizedGP(make_net(2), KnownNoiseGaussian()).fit(X, y, missing="nan")
+    left_out = gp.leave_one_out()
+    assert left_out.log_predictive[0] == 0
+    assert not left_out.mean.isnan().any()

@@ -236,11 +236,22 @@ class TestObjectsOfOnesOwn:
         back = LinearizedGP.load(path, make_net(), prior=Halved())
         assert torch.equal(back.predict(X).variance, gp.predict(X).variance)
 
+    def test_older_name_of_a_tempered_gaussian(self, path):
+        gp = make_gp(Tempered(Gaussian(0.3), 2.0))
+        gp.save(path)
+        content = torch.load(path, weights_only=True)
+        content["likelihood"]["class"] = "TemperedQuadratic"
+        torch.save(content, path)
+        for given in (None, Tempered(Gaussian(), 1.0)):
+            back = LinearizedGP.load(path, make_net(), likelihood=given)
+            assert back.likelihood.is_quadratic
+            assert torch.equal(back.predict(X).variance, gp.predict(X).variance)
+
     def test_likelihood_inside_another(self, path):
         make = lambda noise=1.0: Tempered(MyNoise(noise), 2.0)  # noqa: E731
         gp = make_gp(make(0.3))
         gp.save(path)
-        with pytest.raises(SavedFileError, match="likelihood: the file has TemperedQuadratic"):
+        with pytest.raises(SavedFileError, match="likelihood: the file has Tempered"):
             LinearizedGP.load(path, make_net())
         back = LinearizedGP.load(path, make_net(), likelihood=make())
         assert torch.equal(back.predict(X).variance, gp.predict(X).variance)

@@ -23,9 +23,8 @@ from lingp.integrations.botorch.latent import LatentPosterior
 from lingp.integrations.botorch.noise import between_rows, noise_blocks
 from lingp.integrations.botorch.observations import Observations
 from lingp.integrations.botorch.scaling import affine, standardize
-from lingp.likelihoods import Heteroscedastic, KnownNoiseGaussian, QuadraticLikelihood, Tempered
+from lingp.likelihoods import Heteroscedastic, Tempered
 from lingp.models import LinearizedGP
-from lingp.models.layout import untempered
 
 # its abstract `posterior` takes other arguments than `Model`'s
 _CanFantasize: Any = FantasizeMixin
@@ -265,7 +264,7 @@ class LinearizedGPModel(Model, _CanFantasize):
         plain = plain and not (x.requires_grad or y.requires_grad)
         own = self._observations is None and len(self._outputs) == self._num_latent
         in_order = self._outputs == tuple(range(self._num_latent))
-        known = isinstance(untempered(self.gp.likelihood), KnownNoiseGaussian)
+        known = self.gp.likelihood.has_known
         return plain and own and in_order and self.gp.mean == "refit" and not known
 
     def _check_inputs(self, X: Tensor) -> None:
@@ -277,7 +276,7 @@ class LinearizedGPModel(Model, _CanFantasize):
 
     def _check_observed(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> None:
         likelihood = self.gp.likelihood
-        if not isinstance(likelihood, QuadraticLikelihood) or isinstance(likelihood, Tempered):
+        if not likelihood.is_quadratic or isinstance(likelihood, Tempered):
             raise ValueError(
                 f"condition_on_observations: the likelihood is {type(likelihood).__name__}; new "
                 "observations are conditioned on with Gaussian noise only. Use gp.add_data(X, y)"

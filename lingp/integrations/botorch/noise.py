@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lingp.likelihoods import QuadraticLikelihood
 from lingp.models import LinearizedGP
-from lingp.models.layout import untempered
 
 
 @torch.no_grad()
@@ -21,8 +19,8 @@ def noise_covariance(gp: LinearizedGP) -> Tensor:
     ValueError
         If noise isn't Gaussian.
     """
-    likelihood, training = untempered(gp.likelihood), gp.laplace.training
-    if not isinstance(likelihood, QuadraticLikelihood):
+    likelihood, training = gp.likelihood.untempered, gp.laplace.training
+    if not likelihood.is_quadratic:
         raise ValueError(
             f"observation_noise: the likelihood is {type(likelihood).__name__}, so targets aren't "
             "the latent outputs with Gaussian noise; leave it out, for the latent posterior"
@@ -31,8 +29,8 @@ def noise_covariance(gp: LinearizedGP) -> Tensor:
     known = targets[..., 1].nanmean(0, keepdim=True) if targets.dim() == 3 else None
     location = training.outputs.new_zeros(1, num_outputs)
     exactly = location.new_zeros(1, num_outputs, num_outputs)
-    predictive = likelihood.predictive(location, exactly, known=known)
-    covariance: Tensor = predictive.noise_covariance()  # type: ignore[attr-defined]
+    predictive = likelihood.at(known).predictive(location, exactly)
+    covariance: Tensor = predictive.noise  # type: ignore[attr-defined]
     return covariance.expand_as(exactly)[0]
 
 

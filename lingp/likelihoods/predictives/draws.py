@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
-from lingp.likelihoods.predictives.base import PredictiveOfMoments
-from lingp.likelihoods.predictives.conditional import Conditional
+from lingp.likelihoods.conditional import Conditional
+from lingp.likelihoods.predictives.base import Predictive
 from lingp.likelihoods.predictives.quadrature import row_chunks
-from lingp.likelihoods.predictives.quantiles import interval_from_draws
 from lingp.linalg.psd import psd_root
 
 DEFAULT_NUM_SAMPLES = 1000
@@ -44,21 +44,76 @@ def _sobol_normal(num_nodes: int, dimension: int) -> Tensor:
     return torch.special.ndtri(uniform * (1 - 2.0**-30) + 2.0**-31)
 
 
-def draw_latents(
-    location: Tensor, covariance: Tensor, num_samples: int, generator: torch.Generator | None
-) -> Tensor:
-    """Draws of f_n ~ N(location_n, covariance_n), independent over data, (num_samples x N x C)."""
-    normal = torch.randn(
-        (num_samples, *location.shape),
-        generator=generator,
-        dtype=location.dtype,
-        device=location.device,
-    )
-    return location + torch.einsum("ncd,snd->snc", psd_root(covariance), normal)
+def normal_like(like: Tensor, generator: torch.Generator | None, *leading: int) -> Tensor:
+    """Standard normal draws, (*leading x the shape of `like`)."""
+    shape = (*leading, *like.shape)
+    return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
 
 
 @dataclass(frozen=True)
-class AffineMixture(PredictiveOfMoments):
+class LatentPredictive(Predictive):
+    """p(y_n) = E p(y_n | f_n) under f_n ~ N(m_n, S_n).
+
+    Attributes
+    ----------
+    likelihood
+        Gives p(y | f) and its moments, at the known quantities of the targets if they have any.
+    location
+        m, (N x C).
+    covariance
+        S, (N x C x C), of any rank.
+    """
+
+    likelihood: Conditional
+    location: Tensor
+    covariance: Tensor
+
+    def rows(self, index: slice | Tensor) -> Self:
+        """The predictive of some rows."""
+        return replace(
+            self,
+            likelihood=self.likelihood.rows(index),
+            location=self.location[index],
+            covariance=self.covariance[index],
+        )
+
+    def double(self) -> Self:
+        """The same distribution in float64."""
+        likelihood = self.likelihood
+        if likelihood.known is not None:
+            likelihood = likelihood.at(likelihood.known.double())
+        location, covariance = self.location.double(), self.covariance.double()
+        return replace(self, likelihood=likelihood, location=location, covariance=covariance)
+
+    def beside(self, y: Tensor) -> tuple[Self, Tensor]:
+        if not self.likelihood.has_known:
+            return self, y
+        values, known = y.unbind(-1)
+        known = torch.where(known.isnan(), 1.0, known)  # missing with its target
+        return replace(self, likelihood=self.likelihood.at(known)), values
+
+    @property
+    def probs(self) -> Tensor:
+        """Class probabilities, (N x K), or (N x L·K) for several softmaxes."""
+        num_labels = self.likelihood.num_labels(tuple(self.location.shape[1:]))
+        if num_labels is None:
+            return super().probs
+        mean = self.mean
+        return mean if mean.shape[-1] == num_labels else torch.cat([1 - mean, mean], -1)
+
+    def quantiles(self, *probabilities: float) -> tuple[Tensor, ...]:
+        if not self.likelihood.has_order:
+            raise TypeError("interval: class labels have no order, so no interval; use probs")
+        return super().quantiles(*probabilities)
+
+    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        normal = normal_like(self.location, generator, num_samples)
+        f = self.location + torch.einsum("ncd,snd->snc", psd_root(self.covariance), normal)
+        return self.likelihood.sample(f, generator=generator)
+
+
+@dataclass(frozen=True)
+class AffineMixture(LatentPredictive):
     """p(y_n) = 1/S Σ_s p(y_n | f_ns),   f_ns = m_n + A_n ε_s,   A_n A_nᵀ = S_n.
 
     All data share the draws ε: results don't depend on how data are batched, vary smoothly from
@@ -66,43 +121,30 @@ class AffineMixture(PredictiveOfMoments):
 
     Attributes
     ----------
-    likelihood
-        Gives p(y | f) and its moments.
-    location
-        m, (N x C).
-    covariance
-        S, (N x C x C), of any rank.
     normal
         ε, (S x C).
-    known
-        The known quantity of each target, (N x T), where the likelihood has one.
     """
 
-    likelihood: Conditional
-    location: Tensor
-    covariance: Tensor
     normal: Tensor
-    known: Tensor | None = None
 
     @cached_property
     def _root(self) -> Tensor:
         """A, (N x C x C)."""
         return psd_root(self.covariance)
 
-    def _chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        """Some rows, their nodes (S x n x C) and their known quantities."""
+    def _chunks(self) -> Iterator[tuple[slice, Tensor, Conditional]]:
+        """Some rows, their nodes (S x n x C) and their likelihood."""
         for rows in row_chunks(len(self.location), self.normal.numel()):
             nodes = self.location[rows] + torch.einsum("ncd,sd->snc", self._root[rows], self.normal)
-            yield rows, nodes, None if self.known is None else self.known[rows]
+            yield rows, nodes, self.likelihood.rows(rows)
 
     @cached_property
-    def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
-        """E y, Var E[y | f] and E Var[y | f], (N x M)."""
+    def moments(self) -> tuple[Tensor, Tensor, Tensor]:
         parts = []
-        for _, nodes, known in self._chunks():
-            means = self.likelihood.conditional_mean(nodes, known)
+        for _, nodes, likelihood in self._chunks():
+            means = likelihood.conditional_mean(nodes)
             mean = means.mean(0)
-            inner = self.likelihood.conditional_variance(nodes, known).mean(0)
+            inner = likelihood.conditional_variance(nodes).mean(0)
             parts.append((mean, (means - mean).square().mean(0), inner))
         mean, epistemic, aleatoric = (torch.cat(part) for part in zip(*parts, strict=True))
         return mean, epistemic, aleatoric
@@ -118,10 +160,3 @@ class AffineMixture(PredictiveOfMoments):
     def average(self, function: Callable[[Tensor, slice], Tensor]) -> Tensor:
         """1/S Σ_s of a function (nodes (S x n x C), rows) -> (S x n x M) for all data, (N x M)."""
         return torch.cat([function(nodes, rows).mean(0) for rows, nodes, _ in self._chunks()])
-
-    def interval(self, level: float) -> tuple[Tensor, Tensor]:
-        return interval_from_draws(self, level)
-
-    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
-        f = draw_latents(self.location, self.covariance, num_samples, generator)
-        return self.likelihood.sample(f, self.known, generator=generator)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from lingp.likelihoods.predictives.base import Predictive
+from lingp.likelihoods.predictives.draws import normal_like
 from lingp.likelihoods.targets import split_missing
 from lingp.linalg.psd import psd_root
 
 
 @dataclass(frozen=True)
 class GaussianPredictive(Predictive):
-    """y_n ~ N(mean_n, covariance_n + diag(noise_n)).
+    """y_n ~ N(location_n, covariance_n + noise_n).
 
     Attributes
     ----------
@@ -24,96 +28,50 @@ class GaussianPredictive(Predictive):
     covariance
         Covariance of the outputs of f at each datum, (N x C x C).
     noise
-        Noise variance, (N x C) or broadcastable to it.
+        Covariance of the noise, (N x C x C) or (C x C).
+    shared
+        The variance of the noise beside the known one, 0-d or (C,), where targets are pairs
+        (N x C x 2) of a value and its known noise variance.
     """
 
     location: Tensor
     covariance: Tensor
     noise: Tensor
+    shared: Tensor | None = None
 
-    @property
-    def mean(self) -> Tensor:
-        return self.location
-
-    @property
-    def epistemic_variance(self) -> Tensor:
+    @cached_property
+    def moments(self) -> tuple[Tensor, Tensor, Tensor]:
         # rounding can take a vanishing variance below zero
-        return self.covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0)
+        epistemic = self.covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0)
+        aleatoric = self.noise.diagonal(dim1=-2, dim2=-1).expand_as(self.location)
+        return self.location, epistemic, aleatoric
 
-    @property
-    def aleatoric_variance(self) -> Tensor:
-        return self.noise.expand_as(self.location)
-
-    def noise_covariance(self) -> Tensor:
-        """Of y given f, (N x C x C) or broadcastable to it."""
-        return torch.diag_embed(self.noise.expand_as(self.location))
+    def beside(self, y: Tensor) -> tuple[Self, Tensor]:
+        if self.shared is None:
+            return self, y
+        values, known = y.unbind(-1)
+        known = torch.where(values.isnan(), 0.0, known)
+        return replace(self, noise=torch.diag_embed(self.shared + known)), values
 
     def log_prob(self, y: Tensor) -> Tensor:
-        return marginal_log_prob(y - self.location, self.covariance, self.noise_covariance())
+        here, values = self.beside(y)
+        return marginal_log_prob(values - self.location, self.covariance, here.noise)
 
-    def interval(self, level: float) -> tuple[Tensor, Tensor]:
-        quantile = torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64)).item()
-        half = quantile * self.variance.sqrt()
-        return self.location - half, self.location + half
+    @property
+    def cdf_support(self) -> Literal["reals"]:
+        return "reals"
+
+    def cdf(self, y: Tensor) -> Tensor:
+        return torch.special.ndtr((y - self.location) / self.variance.sqrt())
+
+    def quantiles(self, *probabilities: float) -> tuple[Tensor, ...]:
+        levels = torch.special.ndtri(torch.tensor(probabilities, dtype=torch.float64)).tolist()
+        return tuple(self.location + level * self.variance.sqrt() for level in levels)
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
-        normal = torch.randn(
-            (num_samples, *self.location.shape),
-            generator=generator,
-            dtype=self.location.dtype,
-            device=self.location.device,
-        )
-        scale = total_factor(self.covariance, self.noise_covariance())
+        normal = normal_like(self.location, generator, num_samples)
+        scale = total_factor(self.covariance, self.noise)
         return self.location + (scale @ normal.unsqueeze(-1)).squeeze(-1)
-
-
-@dataclass(frozen=True)
-class CorrelatedGaussianPredictive(GaussianPredictive):
-    """y_n ~ N(mean_n, covariance_n + noise).
-
-    Attributes
-    ----------
-    location
-        Mean of f, (N x C).
-    covariance
-        Covariance of the outputs of f at each datum, (N x C x C).
-    noise
-        Noise covariance, (C x C).
-    """
-
-    @property
-    def aleatoric_variance(self) -> Tensor:
-        return self.noise.diagonal().expand_as(self.location)
-
-    def noise_covariance(self) -> Tensor:
-        return self.noise
-
-
-@dataclass(frozen=True)
-class KnownNoisePredictive(GaussianPredictive):
-    """y_n ~ N(mean_n, covariance_n + diag(noise_n)), with a known part of the noise.
-
-    `log_prob` takes targets (N x C x 2), values and their own known noise variances, and uses
-    those instead of `noise`.
-
-    Attributes
-    ----------
-    location
-        Mean of f, (N x C).
-    covariance
-        Covariance of the outputs of f at each datum, (N x C x C).
-    noise
-        Noise variance at the rows to predict, (N x C) or broadcastable to it.
-    shared
-        The part of the noise variance that all data share, 0-d or (C,).
-    """
-
-    shared: Tensor
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        values, known = y.unbind(-1)
-        noise = torch.diag_embed((self.shared + known).expand_as(self.location))
-        return marginal_log_prob(values - self.location, self.covariance, noise)
 
 
 def marginal_log_prob(residual: Tensor, covariance: Tensor, noise: Tensor) -> Tensor:

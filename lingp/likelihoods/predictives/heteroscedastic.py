@@ -3,61 +3,103 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from lingp.likelihoods.predictives.base import PredictiveOfMoments
-from lingp.likelihoods.predictives.conditional import PrecisionConditional
-from lingp.likelihoods.predictives.draws import draw_latents, quasi_normal
-from lingp.likelihoods.predictives.importance import (
-    NUM_NODES,
-    laplace,
-    product_or_joint,
-    weighted_nodes,
-)
+from lingp.likelihoods.predictives.draws import quasi_normal
+from lingp.likelihoods.predictives.importance import NUM_NODES, laplace, weighted_nodes
 from lingp.likelihoods.predictives.mass import scanned_panels
-from lingp.likelihoods.predictives.quadrature import adapt, log_integral, row_chunks
-from lingp.likelihoods.predictives.quantiles import real_quantile
+from lingp.likelihoods.predictives.one_variable import GivenVariable, OneVariablePredictive
+from lingp.likelihoods.predictives.quadrature import LOG_NORMAL, row_chunks
 from lingp.likelihoods.targets import split_missing
 
-_LOG_NORMAL = 0.5 * math.log(2 * math.pi)
-_SCALARS = 15 * 24  # nodes of the panels a row ends up with, about
 _LOWEST, _HIGHEST = -41.0, 41.0  # f₂ outside is constant, or g = f₂ to rounding
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Each target of some rows given z: f₂ = m₂ + s z, f₁ | z ~ N(m₁ + c z, v), (n x T) each."""
+Precision = Callable[[Tensor], Tensor]
 
-    likelihood: PrecisionConditional
+
+@dataclass(frozen=True)
+class _GivenNoise(GivenVariable):
+    """y given z, with f₂ = m₂ + s z and f₁ | z ~ N(m₁ + c z, v), (n x T) each."""
+
+    precision: Precision
     m1: Tensor
     m2: Tensor
     c: Tensor
     s: Tensor
     v: Tensor
 
-    def moments(self, z: Tensor, index: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """η₁'s mean, its variance and g given z, (... x P x T)."""
-        pick = [x if index is None else x[index] for x in (self.m1, self.m2, self.c, self.s)]
-        m1, m2, c, s = pick
-        v = self.v if index is None else self.v[index]
-        return m1 + c * z, v, self.likelihood.precision(m2 + s * z)
+    def rows(self, index: slice | Tensor) -> _GivenNoise:
+        each = (self.m1, self.m2, self.c, self.s, self.v)
+        return _GivenNoise(self.precision, *(x[index] for x in each))
 
-    def log_density(self, y: Tensor, z: Tensor, index: Tensor | None = None) -> Tensor:
-        """log N(y; σ² m₁', σ² + σ⁴ v) - z²/2 with σ² = 1/g."""
-        m1, v, g = self.moments(z, index)
-        y = y if index is None else y[index]
-        root, total = g.sqrt(), 1 + v / g
-        white = (root * y - m1 / root).square() / total
-        return 0.5 * (g.log() - total.log() - white) - _LOG_NORMAL - 0.5 * z.square()
+    def _natural(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean of η₁, and g."""
+        return self.m1 + self.c * z, self.precision(self.m2 + self.s * z)
+
+    def moments(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        m1, g = self._natural(z)
+        return m1 / g, self.v / g.square(), 1 / g
+
+    def _standardised(self, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(y - E y) / √Var y, g, and Var y in units of 1/g."""
+        m1, g = self._natural(z)
+        root, total = g.sqrt(), 1 + self.v / g
+        return (root * y - m1 / root) / total.sqrt(), g, total
+
+    def log_joint(self, y: Tensor, z: Tensor) -> Tensor:
+        white, g, total = self._standardised(y, z)
+        return 0.5 * (g.log() - total.log() - white.square() - z.square()) - LOG_NORMAL
+
+    def cdf(self, y: Tensor, z: Tensor) -> Tensor:
+        return torch.special.ndtr(self._standardised(y, z)[0])
+
+    def moment_panels(self) -> Tensor:
+        # σ⁴ grows by e^{-2 f₂} towards small f₂, down to where f₂ stops mattering
+        share = torch.linspace(0, 1, 9, dtype=self.s.dtype, device=self.s.device)[:, None, None]
+        lower = -10 - 2 * self.s.detach()
+        return lower + share * (10 - lower)
+
+    def panels(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        def crossing(z: Tensor) -> Tensor:
+            """Zero where y is the conditional mean: a narrow peak where v is small."""
+            m1, g = self._natural(z)
+            return m1 - g * y
+
+        return scanned_panels(lambda z: self.log_joint(y, z), self._grid(y), crossing)
+
+    @torch.no_grad()
+    def _grid(self, y: Tensor) -> Tensor:
+        """Ascending points (M x n x T) that no peak of h = `log_joint` falls between.
+
+        log p(y | f₂) varies on the scale of f₂ while -40 < f₂ < 40; beyond, and where s is small, h
+        is concave, but for the peak where y is the conditional mean.
+        """
+        like = self.m2
+        # h(z) <= max ½ log g - z²/2, so the peak is no farther than this from 0
+        height = _HIGHEST - self.log_joint(y, torch.zeros_like(like))
+        reach = (2 * height.clamp(min=0.0)).sqrt() + 10
+
+        def points(start: float, end: float, number: int) -> Tensor:
+            share = torch.linspace(start, end, number, dtype=like.dtype, device=like.device)
+            return share[:, None, None]
+
+        far = (points(-1, 1, 65) * reach.asinh()).sinh()
+        near = points(-10, 10, 81).expand(-1, *like.shape)
+        lively = (points(_LOWEST, _HIGHEST, 165) - self.m2) / self.s
+        grid = torch.cat([far, near, lively])
+        return torch.minimum(torch.maximum(grid, -reach), reach).sort(0).values
 
 
 @dataclass(frozen=True)
-class HeteroscedasticPredictive(PredictiveOfMoments):
+class HeteroscedasticPredictive(OneVariablePredictive):
     """p(y) = ∫ N(y; μ, σ²) N(f | m, S) df,   μ = f₁ / g(f₂),   σ² = 1 / g(f₂).
 
     Given f₂, f₁ is normal and integrates in closed form,
@@ -69,17 +111,15 @@ class HeteroscedasticPredictive(PredictiveOfMoments):
 
     Attributes
     ----------
-    likelihood
-        Gives g.
     location
         m, (N x 2T): f₁, then f₂.
     covariance
         S, (N x 2T x 2T), of any rank.
+    precision
+        g, elementwise.
     """
 
-    likelihood: PrecisionConditional
-    location: Tensor
-    covariance: Tensor
+    precision: Precision
 
     @cached_property
     def _num_targets(self) -> int:
@@ -87,8 +127,7 @@ class HeteroscedasticPredictive(PredictiveOfMoments):
         return self.location.shape[-1] // 2
 
     @cached_property
-    def _each(self) -> tuple[Tensor, ...]:
-        """m₁, m₂, c, s and v of each target, (N x T)."""
+    def given(self) -> _GivenNoise:
         m1, m2 = self.location.chunk(2, -1)
         size = self._num_targets
         tiny = torch.finfo(m1.dtype).tiny
@@ -96,41 +135,20 @@ class HeteroscedasticPredictive(PredictiveOfMoments):
         cross = self.covariance.diagonal(offset=size, dim1=-2, dim2=-1)
         s = diagonal[:, size:].clamp(min=tiny).sqrt()
         c = cross / s
-        return m1, m2, c, s, (diagonal[:, :size] - c.square()).clamp(min=0)
+        v = (diagonal[:, :size] - c.square()).clamp(min=0)
+        return _GivenNoise(self.precision, m1, m2, c, s, v)
 
-    def _rows(self, rows: slice) -> _Rows:
-        return _Rows(self.likelihood, *(x[rows] for x in self._each))
-
-    @cached_property
-    def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
-        """E y, Var μ and E σ², (N x T)."""
-        parts = [
-            _moments_of(self._rows(rows))
-            for rows in row_chunks(len(self.location), _SCALARS * self._num_targets)
-        ]
-        mean, epistemic, aleatoric = (torch.cat(part) for part in zip(*parts, strict=True))
-        return mean, epistemic, aleatoric
-
-    def log_prob_each(self, y: Tensor) -> Tensor:
-        """log p(y_nt) of each target on its own, (N x T); zero where it is missing."""
-        values, observed = split_missing(y)
-        parts = [
-            _log_prob_of(self._rows(rows), values[rows])
-            for rows in row_chunks(len(y), _SCALARS * self._num_targets)
-        ]
-        return torch.where(observed, torch.cat(parts), 0.0)
-
-    def log_prob(self, y: Tensor) -> Tensor:
+    @property
+    def coupling(self) -> Tensor:
         size = self._num_targets
         same = torch.eye(size, dtype=torch.bool, device=self.location.device).repeat(2, 2)
-        coupling = self.covariance.masked_fill(same, 0.0)
+        return self.covariance.masked_fill(same, 0.0)
 
-        def joint(chosen: Tensor) -> Tensor:
-            normal = quasi_normal(NUM_NODES, self.location[:1, size:])
-            chunks = row_chunks(len(chosen), 2 * NUM_NODES * size * size)
-            return torch.cat([self._joint_log_prob(chosen[c], y, normal) for c in chunks])
-
-        return product_or_joint(self.log_prob_each(y), ~y.isnan(), coupling, joint)
+    def joint_log_prob(self, rows: Tensor, y: Tensor) -> Tensor:
+        size = self._num_targets
+        normal = quasi_normal(NUM_NODES, self.location[:1, size:])
+        chunks = row_chunks(len(rows), 2 * NUM_NODES * size * size)
+        return torch.cat([self._joint_log_prob(rows[c], y, normal) for c in chunks])
 
     def _joint_log_prob(self, rows: Tensor, y: Tensor, normal: Tensor) -> Tensor:
         """Of some rows, by number."""
@@ -147,7 +165,7 @@ class HeteroscedasticPredictive(PredictiveOfMoments):
         # the last block of the factor is that of z₂'s marginal precision
         z, log_weight = weighted_nodes(mode[:, size:], precision[:, size:, size:], normal)
         m1, m2 = mean.chunk(2, -1)
-        g = self.likelihood.precision(m2 + torch.einsum("ncd,snd->snc", a, z))
+        g = self.precision(m2 + torch.einsum("ncd,snd->snc", a, z))
         values, observed = split_missing(y)
         sigma = torch.where(observed, g.rsqrt(), 0.0)  # (2S, n, T)
         centre = m1 + torch.einsum("ncd,snd->snc", b, z)
@@ -156,100 +174,19 @@ class HeteroscedasticPredictive(PredictiveOfMoments):
         eye = torch.eye(size, dtype=mean.dtype, device=mean.device)
         scale = torch.linalg.cholesky(eye + spread)
         white = torch.linalg.solve_triangular(scale, off.unsqueeze(-1), upper=False).squeeze(-1)
-        terms = 0.5 * g.log() - _LOG_NORMAL
+        terms = 0.5 * g.log() - LOG_NORMAL
         log_density = (observed * terms).sum(-1) - 0.5 * white.square().sum(-1)
         log_density = log_density - scale.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return (log_density + log_weight).logsumexp(0) - math.log(len(z))
 
-    def given(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of y_nt given f₂ = m₂ + s z, which leaves it normal, (... x N x T)."""
-        m1, v, g = self._rows(slice(None)).moments(z)
-        return m1 / g, 1 / g + v / g.square()
+    @property
+    def cdf_support(self) -> Literal["reals"]:
+        return "reals"
 
-    @torch.no_grad()
-    def cdf(self, y: Tensor) -> Tensor:
-        """P(y_nt <= y) to about 1e-7, (N x T)."""
-        chunks = row_chunks(len(y), _SCALARS * self._num_targets)
-        return torch.cat([_cdf_of(self._rows(rows), y[rows]) for rows in chunks])
-
-    def interval(self, level: float) -> tuple[Tensor, Tensor]:
-        m1, m2, c, _, v = self._each
-        g = self.likelihood.precision(m2)
-        scale = (1 / g + (v + c.square()) / g.square()).sqrt()
-        return (
-            real_quantile(self.cdf, (1 - level) / 2, m1 / g, scale),
-            real_quantile(self.cdf, (1 + level) / 2, m1 / g, scale),
-        )
-
-    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
-        f = draw_latents(self.location, self.covariance, num_samples, generator)
-        return self.likelihood.sample(f, generator=generator)
-
-
-def _log_prob_of(rows: _Rows, y: Tensor) -> Tensor:
-    def crossing(z: Tensor) -> Tensor:
-        """Zero where y is the conditional mean: a narrow peak where v is small."""
-        m1, _, g = rows.moments(z)
-        return m1 - g * y
-
-    breakpoints, peak = scanned_panels(lambda z: rows.log_density(y, z), _grid(rows, y), crossing)
-    return (
-        log_integral(lambda z, index: rows.log_density(y, z, index), breakpoints, peak)
-        - _LOG_NORMAL
-    )
-
-
-@torch.no_grad()
-def _grid(rows: _Rows, y: Tensor) -> Tensor:
-    """Ascending points (M x n x T) that no peak of h = log p(y, z) falls between.
-
-    log p(y | f₂) varies on the scale of f₂ while -40 < f₂ < 40; beyond, and where s is small, h is
-    concave, but for the peak where y is the conditional mean.
-    """
-    like = rows.m2
-    zero = torch.zeros_like(like)
-    # h(z) <= max ½ log g - z²/2, so the peak is no farther than this from 0
-    reach = (2 * (_HIGHEST - rows.log_density(y, zero)).clamp(min=0.0)).sqrt() + 10
-
-    def points(start: float, end: float, number: int) -> Tensor:
-        share = torch.linspace(start, end, number, dtype=like.dtype, device=like.device)
-        return share[:, None, None]
-
-    far = (points(-1, 1, 65) * reach.asinh()).sinh()
-    near = points(-10, 10, 81).expand(-1, *like.shape)
-    lively = (points(_LOWEST, _HIGHEST, 165) - rows.m2) / rows.s
-    grid = torch.cat([far, near, lively])
-    return torch.minimum(torch.maximum(grid, -reach), reach).sort(0).values
-
-
-def _moments_of(rows: _Rows) -> tuple[Tensor, Tensor, Tensor]:
-    centre = (rows.m1 / rows.likelihood.precision(rows.m2)).detach()
-
-    def terms(z: Tensor, index: Tensor) -> Tensor:
-        m1, v, g = rows.moments(z, index)
-        off = m1 / g - centre[index]
-        density = (-0.5 * z.square() - _LOG_NORMAL).exp()
-        return torch.stack([off, off.square() + v / g.square(), 1 / g]) * density
-
-    # σ⁴ grows by e^{-2 f₂} towards small f₂, down to where f₂ stops mattering
-    share = torch.linspace(0, 1, 9, dtype=centre.dtype, device=centre.device)[:, None, None]
-    lower = -10 - 2 * rows.s.detach()
-    panels = adapt(terms, lower + share * (10 - lower))
-    values = terms(panels.nodes(), panels.rows)
-    off, squared, inner = (panels.sum(part, len(centre)) for part in values)
-    return centre + off, (squared - off.square()).clamp(min=0), inner
-
-
-def _cdf_of(rows: _Rows, y: Tensor) -> Tensor:
-    def integrand(z: Tensor, index: Tensor) -> Tensor:
-        m1, v, g = rows.moments(z, index)
-        root = g.sqrt()
-        white = (root * y[index] - m1 / root) / (1 + v / g).sqrt()
-        return torch.special.ndtr(white) * (-0.5 * z.square() - _LOG_NORMAL).exp()
-
-    z = torch.linspace(-10, 10, 7, dtype=y.dtype, device=y.device)[:, None, None]
-    panels = adapt(integrand, z.expand(-1, *y.shape), 1e-8)
-    return panels.sum(integrand(panels.nodes(), panels.rows), len(y))
+    def _around(self) -> tuple[Tensor, Tensor]:
+        mean, between, within = self.given.moments(torch.zeros_like(self.given.m1))
+        between = between + (self.given.c * within).square()
+        return mean, (between + within).sqrt()
 
 
 def _cholesky(matrix: Tensor) -> Tensor:

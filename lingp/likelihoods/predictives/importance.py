@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lingp.likelihoods.predictives.conditional import Conditional
+from lingp.likelihoods.conditional import Conditional
 from lingp.likelihoods.predictives.draws import quasi_normal
 from lingp.likelihoods.predictives.quadrature import row_chunks
 from lingp.likelihoods.predictives.sequential import SequentialNodes
@@ -60,8 +60,7 @@ def _log_mean(
     likelihood: Conditional, y: Tensor, mean: Tensor, root: Tensor, normal: Tensor
 ) -> Tensor:
     """log p(y_n), (N,)."""
-    approximation = laplace(likelihood, y, mean, root)
-    terms = _terms_at(likelihood, y, mean, root, *weighted_nodes(*approximation, normal))
+    terms = log_terms(likelihood, y, mean, root, normal, sequential=False)
     value = terms.logsumexp(0) - math.log(len(terms))
     unsure = (relative_error(terms, len(normal)) > _ENOUGH).nonzero().squeeze(-1)
     if not len(unsure) or likelihood.log_prob_terms(y[:1], mean[:1]) is None:
@@ -107,24 +106,25 @@ def product_or_joint(
 
 
 def log_terms(
-    likelihood: Conditional, y: Tensor, mean: Tensor, root: Tensor, normal: Tensor
+    likelihood: Conditional,
+    y: Tensor,
+    mean: Tensor,
+    root: Tensor,
+    normal: Tensor,
+    *,
+    sequential: bool = True,
 ) -> Tensor:
     """Logarithms of kS numbers whose mean is p(y_n), (kS x N); from draws ε of N(0, I), (S x C).
 
-    k = 3 kinds of nodes where the log density is a sum of terms for single outputs, else 2.
+    k = 3 kinds of nodes where they may be drawn one output after another (`sequential`), and the
+    log density is a sum of terms for single outputs; else 2.
     """
     mode, factor = laplace(likelihood, y, mean, root)
-    sequential = None
-    if likelihood.log_prob_terms(y, mean) is not None:
+    ordered = None
+    if sequential and likelihood.log_prob_terms(y, mean) is not None:
         terms = partial(likelihood.log_prob_terms, y)
-        sequential = SequentialNodes.of(terms, mean, root, mode)
-    nodes = weighted_nodes(mode, factor, normal, sequential)
-    return _terms_at(likelihood, y, mean, root, *nodes)
-
-
-def _terms_at(
-    likelihood: Conditional, y: Tensor, mean: Tensor, root: Tensor, z: Tensor, log_weight: Tensor
-) -> Tensor:
+        ordered = SequentialNodes.of(terms, mean, root, mode)
+    z, log_weight = weighted_nodes(mode, factor, normal, ordered)
     f = mean + torch.einsum("ncd,snd->snc", root, z)
     return likelihood.log_prob(y, f) + log_weight
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lingp.likelihoods.predictives.conditional import ElementwiseConditional
+from lingp.likelihoods.conditional import ElementwiseConditional
 
 _DROP = 45.0  # e^-45 = 3e-20 of the peak is left out
 _REACH = (2 * _DROP) ** 0.5  # how far a standard normal needs to drop that much
@@ -21,27 +21,26 @@ def first_panels(
     y: Tensor,
     mean: Tensor,
     scale: Tensor,
-    known: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Breakpoints (B + 1 x N x C) in z of h(z) = log p(y | m + s z) - z²/2, and its peak (N x C).
 
     Parameters
     ----------
-    y, known
+    y
         As `log_prob_each` takes them, (N x C).
     mean, scale
         m and s of each latent output, (N x C).
     """
 
     def h(z: Tensor) -> Tensor:
-        return likelihood.log_prob_each(y, mean + scale * z, known) - 0.5 * z.square()
+        return likelihood.log_prob_each(y, mean + scale * z) - 0.5 * z.square()
 
     def slope(z: Tensor) -> Tensor:
-        return scale * likelihood.residual_each(y, mean + scale * z, known) - z
+        return scale * likelihood.residual_each(y, mean + scale * z) - z
 
     def width(z: Tensor) -> Tensor:
         """1 / √(-h''), or what Λ says of it."""
-        root = scale * likelihood.root_each(y, mean + scale * z, known)
+        root = scale * likelihood.root_each(y, mean + scale * z)
         return (1 + root.square()).rsqrt().clamp(min=1e-15)
 
     zero = torch.zeros_like(mean)
@@ -52,7 +51,7 @@ def first_panels(
         inner = [(end + 2 * mode) / 3 for end in ends]
         return torch.stack([ends[0], inner[0], mode, inner[1], ends[1]]), h(mode)
     # the peaks of the prior and of the likelihood, and one of h between them
-    top = _likelihood_peak(likelihood, y, mean, scale, known)
+    top = _likelihood_peak(likelihood, y, mean, scale)
     mode = _root(slope, zero, top)
     centres = torch.stack([zero, top, mode])
     widths = torch.stack([width(zero), width(top), width(mode)])
@@ -82,12 +81,12 @@ def graded(centres: Tensor, widths: Tensor, lower: Tensor, upper: Tensor) -> Ten
 
 
 def _likelihood_peak(
-    likelihood: ElementwiseConditional, y: Tensor, mean: Tensor, scale: Tensor, known: Tensor | None
+    likelihood: ElementwiseConditional, y: Tensor, mean: Tensor, scale: Tensor
 ) -> Tensor:
     """The z uphill from 0 where p(y | m + s z) is largest."""
 
     def slope(z: Tensor) -> Tensor:
-        return likelihood.residual_each(y, mean + scale * z, known)
+        return likelihood.residual_each(y, mean + scale * z)
 
     start = slope(torch.zeros_like(mean)).sign()
     far = start.clone()
@@ -100,17 +99,11 @@ def _likelihood_peak(
 
 
 def _root(slope: Callable[[Tensor], Tensor], inner: Tensor, outer: Tensor) -> Tensor:
-    """A root of a function that changes sign between inner and outer, by bisection.
+    """A root of a function that changes sign between inner and outer.
 
     On the scale of asinh: both 1e-3 and 1e300 are a few steps away.
     """
-    near, far = inner.asinh(), outer.asinh()
-    toward = (outer - inner).sign()
-    for _ in range(60):
-        middle = (near + far) / 2
-        beyond = slope(middle.sinh()) * toward < 0
-        near, far = torch.where(beyond, near, middle), torch.where(beyond, middle, far)
-    return ((near + far) / 2).sinh()
+    return _bisect(lambda t: slope(t.sinh()), inner.asinh(), outer.asinh()).sinh()
 
 
 def _drop(

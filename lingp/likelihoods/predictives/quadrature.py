@@ -7,9 +7,11 @@ halved until each integral has converged, whatever the scales.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,17 +37,10 @@ _HALF_KRONROD = (
     0.204432940075298892414161999234649,
     0.209482141084727828012999174891714,
 )
-_HALF_GAUSS = (
-    0.0,
-    0.129484966168869693270611432679082,
-    0.0,
-    0.279705391489276667901467771423780,
-    0.0,
-    0.381830050505118944950369775488975,
-    0.0,
-    0.417959183673469387755102040816327,
-)
+_GAUSS = np.polynomial.legendre.leggauss(7)[1][:4].tolist()
+_HALF_GAUSS = tuple(weight for gauss in _GAUSS for weight in (0.0, gauss))
 NUM_NODES = 15
+LOG_NORMAL = 0.5 * math.log(2 * math.pi)
 _MAX_HALVINGS = 60
 _MOST_PENDING = 256  # panels of a row that are halved at a time
 _CHUNK = 2**21  # scalars per tensor: stays in cache, and a dozen temporaries stay below 256 MB
@@ -189,6 +184,35 @@ def log_integral(
     panels = adapt(scaled, breakpoints.detach(), tolerance)
     values = scaled(panels.nodes(), panels.rows)
     return panels.sum(values, len(peak)).log() + peak
+
+
+def normal_panels(like: Tensor) -> Tensor:
+    """Breakpoints over all of a standard normal, (B + 1 x N x C)."""
+    z = torch.linspace(-10, 10, 7, dtype=like.dtype, device=like.device)
+    return z[:, None, None].expand(-1, *like.shape)
+
+
+def normal_mean(function: Integrand, breakpoints: Tensor, tolerance: float | None = None) -> Tensor:
+    """E h(z) under z ~ N(0, 1), (N x C), differentiable in whatever h depends on.
+
+    Parameters
+    ----------
+    function
+        h, one function or several that share panels, as in `adapt`: (J x N x C) then.
+    breakpoints
+        Ends of the first panels, (B + 1 x N x C); their span is the range of integration.
+    tolerance
+        As in `adapt`.
+    """
+
+    def weighted(z: Tensor, rows: Tensor) -> Tensor:
+        return function(z, rows) * (-0.5 * z.square() - LOG_NORMAL).exp()
+
+    panels = adapt(weighted, breakpoints, tolerance)
+    values, num_rows = weighted(panels.nodes(), panels.rows), breakpoints.shape[1]
+    if values.dim() == 3:
+        return panels.sum(values, num_rows)
+    return torch.stack([panels.sum(part, num_rows) for part in values])
 
 
 def row_chunks(num_rows: int, scalars_per_row: int) -> Iterator[slice]:

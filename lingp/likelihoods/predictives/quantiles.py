@@ -3,43 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-_NUM_DRAWS = 10_000
 _MAX_DOUBLINGS = 1100
 _MAX_STEPS = 100
 
 
-class Samples(Protocol):
-    """What has a mean and draws."""
-
-    @property
-    def mean(self) -> Tensor:
-        """(N x M)."""
-        ...
-
-    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
-        """(num_samples x N x T)."""
-        ...
-
-
-def interval_from_draws(predictive: Samples, level: float) -> tuple[Tensor, Tensor]:
-    """Central interval from 10,000 draws with a fixed seed, (N x T) each.
-
-    The probability below either end has a standard error of at most 0.5 %.
-    """
-    generator = torch.Generator(predictive.mean.device).manual_seed(0)
-    ordered = predictive.sample(_NUM_DRAWS, generator).sort(0).values
-    tail = (1 - level) / 2
-    # order statistics: quantiles of whole numbers are whole numbers
-    return (
-        ordered[max(0, math.ceil(tail * _NUM_DRAWS) - 1)],
-        ordered[math.ceil((1 - tail) * _NUM_DRAWS) - 1],
-    )
+def quantiles_of_draws(draws: Tensor, probabilities: Sequence[float]) -> tuple[Tensor, ...]:
+    """Order statistics of draws (S x N x T): of whole numbers they are whole numbers."""
+    ordered, size = draws.sort(0).values, len(draws)
+    ranks = [math.ceil(p * size - 1e-8) for p in probabilities]
+    return tuple(ordered[max(0, rank - 1)] for rank in ranks)
 
 
 def count_quantile(cdf: Callable[[Tensor], Tensor], probability: float, like: Tensor) -> Tensor:

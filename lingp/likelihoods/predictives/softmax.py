@@ -1,4 +1,4 @@
-"""Moments of softmax(f) for normal f: probabilities, their variances and expected entropy.
+"""Moments of softmax(f) for normal f: probabilities and their variances.
 
 Every function takes means (B x K) and covariances (B x K x K) and sees differences of the f_k
 alone: a shift common to all of them, certain or not, changes nothing.
@@ -7,8 +7,7 @@ alone: a shift common to all of them, certain or not, changes nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ NUM_QUASI = 4096
 
 
 class LabelMoments(Protocol):
-    """Of p = softmax(f): log E p (B x K), Var p (B x K), E of the entropy of p (B,)."""
+    """Of p = softmax(f): log E p and Var p, (B x K) each."""
 
     @property
     def log_probs(self) -> Tensor:
@@ -31,59 +30,27 @@ class LabelMoments(Protocol):
     def epistemic(self) -> Tensor:
         """Var p."""
 
-    @property
-    def expected_entropy(self) -> Tensor:
-        """E of the entropy of p."""
 
-
-@dataclass(frozen=True)
-class SoftmaxMoments:
-    """`LabelMoments` that are computed together.
-
-    Attributes
-    ----------
-    log_probs
-        log E p, (B x K).
-    epistemic
-        Var p, (B x K).
-    entropies
-        E of the entropy of p, (B,); None where the approximation doesn't say.
-    """
+class SoftmaxMoments(NamedTuple):
+    """`LabelMoments` that are computed together."""
 
     log_probs: Tensor
     epistemic: Tensor
-    entropies: Tensor | None = None
-
-    @property
-    def expected_entropy(self) -> Tensor:
-        """`entropies`, or an error."""
-        if self.entropies is None:
-            raise AttributeError(
-                "expected_entropy: the probit approximation has none; predict with another method"
-            )
-        return self.entropies
 
 
 def integrate(mean: Tensor, covariance: Tensor) -> SoftmaxMoments:
     """4096 quasi-random nodes over the differences of the f_k."""
     contrasts = _contrasts(mean)  # (K, K-1)
     nodes = quasi_normal(NUM_QUASI, mean[:1, 1:]).mT  # (K-1, S)
-    parts: list[list[Tensor]] = [[], [], []]
+    parts = []
     for rows in row_chunks(len(mean), mean.shape[-1] * NUM_QUASI):
         root = contrasts @ psd_root(contrasts.mT @ covariance[rows] @ contrasts)
-        for part, value in zip(parts, _averages(mean[rows], root @ nodes), strict=True):
-            part.append(value)
-    log_probs, epistemic, entropies = (torch.cat(part) for part in parts)
-    return SoftmaxMoments(log_probs, epistemic, entropies)
-
-
-def _averages(mean: Tensor, deviations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """log E p, Var p and E of the entropy over equally weighted deviations (B x K x S)."""
-    log_p = (mean.unsqueeze(-1) + deviations).log_softmax(1)
-    p = log_p.exp()
-    log_mean = log_p.logsumexp(-1) - math.log(p.shape[-1])
-    variance = (p - p.mean(-1, keepdim=True)).square().mean(-1)
-    return log_mean, variance, -(p * log_p).sum(1).mean(-1)
+        log_p = (mean[rows].unsqueeze(-1) + root @ nodes).log_softmax(1)  # (n, K, S)
+        parts.append(
+            (log_p.logsumexp(-1) - math.log(NUM_QUASI), log_p.exp().var(-1, unbiased=False))
+        )
+    log_probs, epistemic = (torch.cat(part) for part in zip(*parts, strict=True))
+    return SoftmaxMoments(log_probs, epistemic)
 
 
 def _contrasts(mean: Tensor) -> Tensor:
@@ -139,7 +106,5 @@ def laplace_bridge(mean: Tensor, covariance: Tensor) -> SoftmaxMoments:
     log_alpha = log_alpha - variance.log()
     log_sum = log_alpha.logsumexp(-1, keepdim=True)
     log_probs = log_alpha - log_sum
-    p, alpha, concentration = log_probs.exp(), log_alpha.exp(), log_sum.exp()
-    digamma = torch.digamma(concentration + 1).squeeze(-1)
-    entropies = digamma - (p * torch.digamma(alpha + 1)).sum(-1)
-    return SoftmaxMoments(log_probs, p * (1 - p) / (concentration + 1), entropies)
+    p, concentration = log_probs.exp(), log_sum.exp()
+    return SoftmaxMoments(log_probs, p * (1 - p) / (concentration + 1))

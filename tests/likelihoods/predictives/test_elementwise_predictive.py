@@ -87,7 +87,7 @@ def test_no_uncertainty_is_the_likelihood_itself():
 def test_log_normal_rates_have_closed_moments():
     mean, covariance = latents(3, 1)
     exposure = torch.tensor([[2.0], [0.5], [1.0]], dtype=torch.float64)
-    predictive = Poisson(exposure=True).predictive(mean, covariance, known=exposure)
+    predictive = Poisson(exposure=True).at(exposure).predictive(mean, covariance)
     rate = stats.lognorm(covariance[:, 0, 0].sqrt(), scale=mean[:, 0].exp())
     close(predictive.mean[:, 0], torch.as_tensor(rate.mean()) * exposure[:, 0])
     close(predictive.epistemic_variance[:, 0], torch.as_tensor(rate.var()) * exposure[:, 0] ** 2)
@@ -266,4 +266,4 @@ def test_a_bad_number_of_samples():
 
 def test_likelihoods_without_a_distribution_function_say_so():
     with pytest.raises(AttributeError, match="no distribution function"):
-        ElementwiseLikelihood.cdf_each(Bernoulli(), torch.zeros(1), torch.zeros(1), None)
+        ElementwiseLikelihood.cdf_each(Bernoulli(), torch.zeros(1), torch.zeros(1))

@@ -61,12 +61,6 @@ def test_two_classes_are_exact():
     close(predictive.probs, binary.probs)
     close(predictive.epistemic_variance, binary.epistemic_variance.expand(-1, 2))
     close(predictive.aleatoric_variance, binary.aleatoric_variance.expand(-1, 2))
-    z = torch.linspace(-10, 10, 20_001, dtype=torch.float64)
-    f = mean[:, 1:] - mean[:, :1] + spread.sqrt()[:, None] * z
-    p = f.sigmoid()
-    inner = -(torch.special.xlogy(p, p) + torch.special.xlogy(1 - p, 1 - p))
-    density = (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi) * 1e-3
-    close(predictive.expected_entropy[:, 0], (inner * density).sum(-1), rtol=1e-8)
     far = predict(torch.tensor([[0.0, 40.0]]).double(), 1e-4 * torch.eye(2)[None].double())
     assert far.log_prob(torch.zeros(1, 1).double()).item() == pytest.approx(-40 + 1e-4, rel=1e-12)
 
@@ -128,8 +122,6 @@ def test_probit_is_close_to_the_truth(num_classes):
     exact, probit = predict(mean, covariance), predict(mean, covariance, "probit")
     assert (exact.probs - probit.probs).abs().max() < 0.1
     assert (exact.epistemic_variance - probit.epistemic_variance).abs().max() < 0.03
-    with pytest.raises(AttributeError, match="expected_entropy"):
-        _ = probit.expected_entropy
 
 
 def test_probit_variance_is_the_slope_of_its_probabilities():
@@ -151,24 +143,6 @@ def test_laplace_bridge_inverts_the_approximation_of_a_dirichlet():
     p = alpha / total
     close(predictive.probs, p)
     close(predictive.epistemic_variance, p * (1 - p) / (total + 1))
-    draws = torch.distributions.Dirichlet(alpha[0]).sample((200_000,))
-    entropy = -torch.special.xlogy(draws, draws).sum(-1)
-    assert abs(predictive.expected_entropy[0, 0] - entropy.mean()) < 4 * entropy.std() / 447
-
-
-@methods
-def test_entropy_splits(method):
-    mean, covariance = latents(4, 3, scale=2.0)
-    predictive = predict(mean, covariance, method)
-    p = predictive.probs
-    close(predictive.entropy[:, 0], -(p * p.log()).sum(-1))
-    if method == "probit":
-        return
-    assert (predictive.mutual_information >= 0).all()
-    close(predictive.entropy, predictive.expected_entropy + predictive.mutual_information)
-    certain = predict(mean, 1e-10 * covariance, method)
-    if method != "laplace_bridge":
-        close(certain.mutual_information, 0 * certain.entropy, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["quadrature", "monte_carlo"])
@@ -218,7 +192,6 @@ def test_several_labels_per_datum(method):
         log_prob = predictive.log_prob(y)
         tolerance = 0.1 if method == "monte_carlo" else 1e-10
         close(log_prob, alone.log_prob(y[:, label, None]), rtol=0, atol=tolerance)
-    assert predictive.entropy.shape == (4, 2)
     missing = torch.full((4, 2), math.nan, dtype=torch.float64)
     close(predictive.log_prob(missing), torch.zeros(4).double(), atol=1e-3)
     both = torch.cartesian_prod(torch.arange(3.0), torch.arange(3.0)).double()

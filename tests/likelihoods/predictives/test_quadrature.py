@@ -88,7 +88,7 @@ def by_trapezoids(likelihood, y, mean, scale):
     target = torch.tensor(y, dtype=torch.float64)
 
     def h(z):
-        return likelihood.log_prob_each(target, mean + scale * z, None) - 0.5 * z.square()
+        return likelihood.log_prob_each(target, mean + scale * z) - 0.5 * z.square()
 
     z = torch.linspace(-1, 1, 10_001, dtype=torch.float64)
     z = torch.cat([4000 * z, 40 * z, (y + 50 * z - mean) / scale]).sort().values
