@@ -11,7 +11,6 @@ from lingp.likelihoods.correlated import CorrelatedGaussian
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
 from lingp.likelihoods.from_distribution import FromDistribution
 from lingp.likelihoods.gaussian import Gaussian
-from lingp.likelihoods.gpytorch_likelihood import to_gpytorch
 from lingp.likelihoods.heteroscedastic import Heteroscedastic
 from lingp.likelihoods.known_noise import KnownNoiseGaussian
 from lingp.likelihoods.named import as_likelihood, named
@@ -61,5 +60,4 @@ __all__ = [
     "check_values",
     "flatten_targets",
     "named",
-    "to_gpytorch",
 ]

@@ -8,12 +8,9 @@ over the data each time; blocks are kept from the second pass on, if memory allo
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 
 import torch
-from linear_operator.utils.cholesky import psd_safe_cholesky
-from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from lingp.inference.origin import Origin
@@ -22,6 +19,7 @@ from lingp.inference.sparse.inducing import InducingPoints
 from lingp.inference.sparse.streamed_products import streamed_matmul, streamed_t_matmul
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot, UniformRoot
+from lingp.linalg.psd import lower_root
 from lingp.linalg.streaming import streamed_gram
 from lingp.linearization import Factors
 from lingp.operators import diagonal_blocks
@@ -59,7 +57,8 @@ class Basis:
         self.variances = variances
         self.keep_bytes = keep_bytes
         self.groups = groups
-        self.factor = _factor(points.kernel(variances, groups))  # L
+        # points that say the same make K(Z, Z) singular; with more on its diagonal, Ψ Ψᵀ is smaller
+        self.factor = lower_root(points.kernel(variances, groups))  # L
         self._kept: list[tuple[slice, Tensor]] | None = None
         self._num_passes = 0
         self._diagonal: Tensor | None = None
@@ -237,15 +236,3 @@ def _traces(root: CurvatureRoot, blocks: Tensor) -> Tensor:
 
 def _needs_grad(*tensors: Tensor) -> bool:
     return any(t.requires_grad for t in tensors)
-
-
-def _factor(kernel: Tensor) -> Tensor:
-    """L. Points that say the same make K(Z, Z) singular: what rounding leaves open is added to it.
-
-    Whatever is added, K(x, Z) (K(Z, Z) + ε I)⁻¹ K(Z, x) stays below K(x, x), as it should.
-    """
-    rounding = torch.finfo(kernel.dtype).eps * float(kernel.detach().diagonal().sum())
-    identity = torch.eye(len(kernel), dtype=kernel.dtype, device=kernel.device)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NumericalWarning)
-        return psd_safe_cholesky(kernel + rounding * identity, jitter=10 * rounding, max_tries=5)

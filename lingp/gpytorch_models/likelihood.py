@@ -8,13 +8,14 @@ from typing import Any
 import gpytorch
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from linear_operator.operators import LinearOperator, MatmulLinearOperator, SumLinearOperator
 from torch import Tensor
 from torch.distributions import Distribution
 
 from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.expectations import expected_log_prob
 from lingp.likelihoods.predictives import Predictive
-from lingp.operators.output_blocks import output_blocks
+from lingp.operators import NTKLinearOperator
 
 
 class GPyTorchLikelihood(gpytorch.likelihoods.Likelihood):
@@ -154,9 +155,35 @@ def _output_covariance(dist: MultitaskMultivariateNormal) -> Tensor:
     num_data, num_outputs = dist.event_shape
     if dist._interleaved:
         return output_blocks(dist.lazy_covariance_matrix, num_outputs)
-    dense = dist.covariance_matrix
-    grid = dense.reshape(*dense.shape[:-2], num_outputs, num_data, num_outputs, num_data)
+    grid = dist.covariance_matrix.unflatten(-1, (-1, num_data)).unflatten(-3, (-1, num_data))
     return grid.diagonal(dim1=-3, dim2=-1).movedim(-1, -3)
+
+
+def output_blocks(covariance: LinearOperator, num_outputs: int) -> Tensor:
+    """The C x C blocks on the diagonal, (... x N x C x C), rows `n·C + c`.
+
+    The matrix is formed for kinds of operators only that aren't kernels, products, or sums of them.
+
+    Parameters
+    ----------
+    covariance
+        (... x N·C x N·C).
+    num_outputs
+        C.
+    """
+    covariance = covariance.evaluate_kernel()
+    rows = (covariance.shape[-1] // num_outputs, num_outputs)
+    if isinstance(covariance, NTKLinearOperator):
+        return covariance.diagonal_blocks()
+    if isinstance(covariance, SumLinearOperator):
+        first, *others = (output_blocks(part, num_outputs) for part in covariance.linear_ops)
+        return sum(others, start=first)
+    if isinstance(covariance, MatmulLinearOperator):
+        left = covariance.left_linear_op.to_dense().unflatten(-2, rows)
+        right = covariance.right_linear_op.to_dense().mT.unflatten(-2, rows)
+        return left @ right.mT
+    grid = covariance.to_dense().unflatten(-1, rows).unflatten(-3, rows)  # (..., N, C, N, C)
+    return grid.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
 
 
 class PredictedTargets(Distribution):
