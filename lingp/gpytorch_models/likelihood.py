@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import gpytorch
@@ -186,8 +187,8 @@ def output_blocks(covariance: LinearOperator, num_outputs: int) -> Tensor:
     return grid.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
 
 
-class PredictedTargets(Distribution):
-    """p(y_n) as a torch distribution; `predictive` has intervals, class probabilities and more.
+class _Targets(Distribution):
+    """A distribution over the targets of each datum.
 
     Moments are (... x N x M), M as the likelihood's `moment_shape` has it; draws have the
     targets' shape.
@@ -195,14 +196,29 @@ class PredictedTargets(Distribution):
 
     arg_constraints: dict[str, Any] = {}  # noqa: RUF012
 
-    def __init__(self, predictive: Predictive, sites: _Sites) -> None:
-        self.predictive, self._sites = predictive, sites
-        shape = sites.likelihood.target_shape(sites.output_shape)
-        super().__init__(sites.batch_shape, torch.Size(shape), validate_args=False)
+    def __init__(
+        self, likelihood: Likelihood, output_shape: tuple[int, ...], batch_shape: torch.Size
+    ) -> None:
+        self.likelihood, self.output_shape = likelihood, output_shape
+        shape = torch.Size(likelihood.target_shape(output_shape))
+        super().__init__(batch_shape, shape, validate_args=False)
 
     def _moment(self, values: Tensor) -> Tensor:
-        shape = self._sites.likelihood.moment_shape(self._sites.output_shape)
-        return values.reshape(*self.batch_shape, *shape)
+        return values.reshape(*self.batch_shape, *self.likelihood.moment_shape(self.output_shape))
+
+    def _draws(self, draws: Tensor, sample_shape: Sequence[int]) -> Tensor:
+        shape = tuple(self.event_shape)
+        # a known quantity beside each target is no part of a draw
+        shape = shape if math.prod(shape) == draws.shape[-1] else shape[:-1]
+        return draws.reshape(*sample_shape, *self.batch_shape, *shape)
+
+
+class PredictedTargets(_Targets):
+    """p(y_n) as a torch distribution; `predictive` has intervals, class probabilities and more."""
+
+    def __init__(self, predictive: Predictive, sites: _Sites) -> None:
+        super().__init__(sites.likelihood, sites.output_shape, sites.batch_shape)
+        self.predictive, self._sites = predictive, sites
 
     @property
     def mean(self) -> Tensor:
@@ -223,18 +239,11 @@ class PredictedTargets(Distribution):
     ) -> Tensor:
         """Draws of y, independent over data."""
         draws = self.predictive.sample(math.prod(sample_shape), generator)
-        return draws.reshape(*sample_shape, *self.batch_shape, *self._value_shape(draws))
-
-    def _value_shape(self, draws: Tensor) -> tuple[int, ...]:
-        shape = tuple(self.event_shape)
-        # a known quantity beside each target is no part of a draw
-        return shape if math.prod(shape) == draws.shape[-1] else shape[:-1]
+        return self._draws(draws, sample_shape)
 
 
-class ConditionalTargets(Distribution):
+class ConditionalTargets(_Targets):
     """p(y | f) for latent samples f (... x N x C), as a torch distribution."""
-
-    arg_constraints: dict[str, Any] = {}  # noqa: RUF012
 
     def __init__(
         self,
@@ -243,13 +252,8 @@ class ConditionalTargets(Distribution):
         output_shape: tuple[int, ...],
         known: Tensor | None = None,
     ) -> None:
-        self.likelihood, self.f = likelihood, f
-        self.output_shape, self.known = output_shape, known
-        shape = torch.Size(likelihood.target_shape(output_shape))
-        super().__init__(f.shape[:-1], shape, validate_args=False)
-
-    def _moment(self, values: Tensor) -> Tensor:
-        return values.reshape(*self.batch_shape, *self.likelihood.moment_shape(self.output_shape))
+        super().__init__(likelihood, output_shape, f.shape[:-1])
+        self.f, self.known = f, known
 
     @property
     def mean(self) -> Tensor:
@@ -269,8 +273,6 @@ class ConditionalTargets(Distribution):
         sample_shape: torch.Size | list[int] | tuple[int, ...] = (),
         generator: torch.Generator | None = None,
     ) -> Tensor:
+        """Draws of y for every sample of f."""
         f = self.f.expand(*sample_shape, *self.f.shape)
-        draws = self.likelihood.sample(f, self.known, generator=generator)
-        shape = tuple(self.event_shape)
-        shape = shape if math.prod(shape) == draws.shape[-1] else shape[:-1]
-        return draws.reshape(*f.shape[:-1], *shape)
+        return self._draws(self.likelihood.sample(f, self.known, generator=generator), sample_shape)

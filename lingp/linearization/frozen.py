@@ -15,8 +15,8 @@ from typing_extensions import Self
 
 from lingp.linearization.blocks import Slot
 from lingp.linearization.capture import Capture, module_rules
-from lingp.linearization.gradients import leaves
 from lingp.linearization.inputs import Inputs, call_network
+from lingp.linearization.running import leaves
 from lingp.linearization.selection import ParameterSelection, select_parameters, unwrapped
 
 
@@ -67,10 +67,6 @@ class FrozenCopy:
         """The uncertain parameters of the frozen copy, by name."""
         named = dict(self.network.named_parameters())
         return {name: named[name] for name in self.parameter_names}
-
-    def selected(self) -> dict[Tensor, str]:
-        """The names of the uncertain parameters of the frozen copy."""
-        return {p: name for name, p in self.chosen().items()}
 
     def slots(self) -> dict[str, Slot]:
         """The columns of each uncertain parameter."""

@@ -21,6 +21,11 @@ def map_inputs(fn: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
     return type(x)(fn(value) for value in x)  # type: ignore[call-arg]
 
 
+def some_rows(x: Inputs, rows: slice) -> Inputs:
+    """Some of the examples."""
+    return map_inputs(lambda t: t[rows], x)
+
+
 def input_tensors(x: Inputs) -> list[Tensor]:
     """All tensors of an input, after checking that it is one of the kinds we take."""
     if isinstance(x, Tensor):
