@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lingp.linalg.streaming import Blocks, streamed_triangle
+from lingp.linalg.streaming import MakeBlocks, streamed_triangle
 from lingp.runtime.shards import Shards
 
 ROUNDING_LIMIT = 1e-2
@@ -109,7 +109,7 @@ def _squared_norm_of_inverse(lower: Tensor) -> Tensor:
 
 
 def factorize(
-    squared: Tensor, blocks: Blocks, *inputs: Tensor, shards: Shards | None = None
+    squared: Tensor, blocks: MakeBlocks, *inputs: Tensor, shards: Shards | None = None
 ) -> Factorization:
     """Factorise I + Mᵀ M.
 
@@ -151,7 +151,7 @@ def factorize(
 
 
 def _triangle(
-    blocks: Blocks, identity: Tensor, inputs: tuple[Tensor, ...], shards: Shards
+    blocks: MakeBlocks, identity: Tensor, inputs: tuple[Tensor, ...], shards: Shards
 ) -> Tensor:
     """T, Tᵀ T = I + Mᵀ M: of each process's rows with its share of I, then of all triangles."""
     own = streamed_triangle(blocks, identity / shards.size**0.5, *inputs)

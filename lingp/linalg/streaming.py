@@ -19,22 +19,22 @@ from torch import Tensor
 from lingp.linalg.first_order import first_order
 from lingp.linalg.triangles import add_product_
 
-Blocks = Callable[..., Iterator[Tensor]]
+MakeBlocks = Callable[..., Iterator[Tensor]]
 """Given the input tensors, yields the blocks M_i (any number of rows x n)."""
 
 
-def streamed_gram(blocks: Blocks, start: Tensor, *inputs: Tensor) -> Tensor:
+def streamed_gram(blocks: MakeBlocks, start: Tensor, *inputs: Tensor) -> Tensor:
     """start + Σ_i M_iᵀ M_i, (n x n), differentiable in `inputs`."""
     return _Gram.apply(blocks, start, *inputs)
 
 
-def streamed_triangle(blocks: Blocks, start: Tensor, *inputs: Tensor) -> Tensor:
+def streamed_triangle(blocks: MakeBlocks, start: Tensor, *inputs: Tensor) -> Tensor:
     """Upper triangular T with positive diagonal, Tᵀ T = startᵀ start + Σ_i M_iᵀ M_i.
 
     Parameters
     ----------
     blocks
-        See `Blocks`.
+        See `MakeBlocks`.
     start
         (n x n), upper triangular.
     inputs
@@ -45,7 +45,7 @@ def streamed_triangle(blocks: Blocks, start: Tensor, *inputs: Tensor) -> Tensor:
 
 class _Gram(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, blocks: Blocks, start: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, blocks: MakeBlocks, start: Tensor, *inputs: Tensor) -> Tensor:
         ctx.blocks = blocks
         ctx.save_for_backward(*inputs)
         total = start.clone()
@@ -64,7 +64,7 @@ class _Gram(torch.autograd.Function):
 
 class _Triangle(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, blocks: Blocks, start: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, blocks: MakeBlocks, start: Tensor, *inputs: Tensor) -> Tensor:
         triangle, waiting = start, []
         size, rows = start.shape[0], 0
         for block in blocks(*inputs):

@@ -290,12 +290,6 @@ def find_layouts(small: Tensor, large: Tensor, sizes: tuple[int, int]) -> tuple[
     return tuple(found)
 
 
-def agree(first: tuple[Layout, ...], second: tuple[Layout, ...]) -> tuple[Layout, Layout] | None:
-    """The one reading of two tensors in which examples lie in the same order, if there is one."""
-    pairs = [(a, b) for a in first for b in second if a.order == b.order]
-    return pairs[0] if len(pairs) == 1 else None
-
-
 def _close(a: Tensor, b: Tensor) -> bool:
     if not a.is_floating_point():
         return torch.equal(a, b)

@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from lingp.linearization.capture import Capture, Record, agree, find_layouts
+from lingp.linearization.capture import Capture, Record, find_layouts
 from lingp.linearization.fallback import Fallback
 from lingp.linearization.frozen import FrozenCopy
 from lingp.linearization.inputs import (
@@ -147,11 +147,8 @@ class _Truth:
         sizes = [float(g.norm()) for g in self.product.values() if g is not None]
         sizes += [float(self.v.norm())] if self.v.dtype == torch.float64 else []
         self.floor = 1e3 * torch.finfo(self.v.dtype).eps * max(sizes, default=0.0)
-
-    @property
-    def unseen(self) -> set[str]:
-        """Parameters of which these rows show nothing, as behind a unit that is off for all."""
-        return {
+        # of which these rows show nothing, as of a layer behind a unit that is off for all
+        self.unseen = {
             name
             for name, g in self.product.items()
             if g is None or not float(g.norm()) > self.floor
@@ -244,10 +241,11 @@ def _call(small: Record, large: Record) -> Call:
     x_layouts = h_layouts
     if small.operation.input is not None and large.operation.input is not None:
         x_layouts = find_layouts(small.operation.input, large.operation.input, PROBE_SIZES)
-    layouts = agree(x_layouts, h_layouts)
     axes = large.operation.axes
-    if layouts and axes is not None and not all(lay.dim in axes for lay in layouts):
-        layouts = None
+    # readings of both in which the examples lie in the same order
+    same = [(x, h) for x in x_layouts for h in h_layouts if x.order == h.order]
+    known = len(same) == 1 and (axes is None or all(layout.dim in axes for layout in same[0]))
+    layouts = same[0] if known else None
     return Call(large.identity, tuple(large.names.values()), large.care, layouts)
 
 

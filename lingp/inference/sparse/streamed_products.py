@@ -12,22 +12,24 @@ import torch
 from torch import Tensor
 
 from lingp.linalg.first_order import first_order
-from lingp.linalg.streaming import Blocks, pull_back
+from lingp.linalg.streaming import MakeBlocks, pull_back
 
 
-def streamed_matmul(blocks: Blocks, num_rows: int, right: Tensor, *inputs: Tensor) -> Tensor:
+def streamed_matmul(blocks: MakeBlocks, num_rows: int, right: Tensor, *inputs: Tensor) -> Tensor:
     """[M_i E]_i: (n x S) -> (num_rows x S), differentiable in E and `inputs`."""
     return _Matmul.apply(blocks, num_rows, right, *inputs)
 
 
-def streamed_t_matmul(blocks: Blocks, left: Tensor, *inputs: Tensor) -> Tensor:
+def streamed_t_matmul(blocks: MakeBlocks, left: Tensor, *inputs: Tensor) -> Tensor:
     """Σ_i M_iᵀ U_i: (rows x S) -> (n x S), differentiable in U and `inputs`."""
     return _TransposedMatmul.apply(blocks, left, *inputs)
 
 
 class _Matmul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, blocks: Blocks, num_rows: int, right: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, blocks: MakeBlocks, num_rows: int, right: Tensor, *inputs: Tensor
+    ) -> Tensor:
         ctx.blocks = blocks
         ctx.save_for_backward(right, *inputs)
         # in place: pieces kept between large temporaries would fragment the heap
@@ -59,7 +61,7 @@ class _Matmul(torch.autograd.Function):
 
 class _TransposedMatmul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, blocks: Blocks, left: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, blocks: MakeBlocks, left: Tensor, *inputs: Tensor) -> Tensor:
         ctx.blocks = blocks
         ctx.save_for_backward(left, *inputs)
         total, start = None, 0
