@@ -154,9 +154,10 @@ def aligned(parts: Sequence[Factors], positions: bool = False) -> list[Factors]:
         different = {p for ks in kinds for k in ks if k not in common for p in _parameters(k)}
         while True:  # a block that shares a parameter with a different one is written out too
             sharing = [_parameters(k) for k in common if not different.isdisjoint(_parameters(k))]
-            if different.issuperset(*sharing):
+            also = set().union(*sharing)
+            if also <= different:
                 break
-            different.update(*sharing)
+            different |= also
         parts = [_written_out(part, different) for part in parts]
     if not positions:
         return list(parts)
