@@ -47,11 +47,12 @@ class InducingPointNTKernel(InducingPointKernel):
     ----------
     base_kernel : NTKernel, or a kernel made from it
     inducing_points : (M x D) tensor
-        Where to start; a parameter. `kernel.inducing_points.requires_grad_(False)` keeps them.
+        Where training starts; they are a parameter, and
+        `kernel.inducing_points.requires_grad_(False)` keeps them.
     likelihood : gpytorch.likelihoods.Likelihood
-        That of the model: a Gaussian one whose noise is independent over rows and outputs.
+        The model's own: a Gaussian one whose noise is independent over rows and outputs.
     active_dims : optional
-        Of `gpytorch.kernels.Kernel`.
+        As for `gpytorch.kernels.Kernel`.
 
     Raises
     ------

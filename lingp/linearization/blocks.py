@@ -72,7 +72,7 @@ class Block(ABC):
         return replace(self, **dict(zip(names, tensors, strict=False)))  # type: ignore[type-var]
 
     def rows(self, index: slice | Tensor) -> Self:
-        """Of some of the examples."""
+        """The same columns at some of the examples."""
         return self.with_tensors([t[index] for t in self.tensors()])
 
     @abstractmethod

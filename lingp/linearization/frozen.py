@@ -99,13 +99,13 @@ class FrozenCopy:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the uncertain parameters, the outputs and the factors; the widest, if they differ."""
+        """The dtype of outputs and factors: the widest of the uncertain parameters'."""
         dtypes = [p.dtype for p in self.chosen().values()]
         return reduce(torch.promote_types, dtypes)
 
     @property
     def device(self) -> torch.device:
-        """Where the network lies."""
+        """The device that the network is on."""
         return next(iter(self.chosen().values())).device
 
     def weights(self) -> Tensor:
@@ -179,7 +179,7 @@ def _uncompiled(net: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def _as_plain_table(table: nn.Embedding | nn.EmbeddingBag) -> None:
-    """Without what only training wants: scaled and sparse gradients, renormalised rows."""
+    """Undo what only training wants: scaled and sparse gradients, renormalised rows."""
     table.sparse = table.scale_grad_by_freq = False
     if table.max_norm is not None:
         norms = torch.linalg.vector_norm(table.weight, table.norm_type, -1, keepdim=True)

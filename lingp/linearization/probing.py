@@ -170,7 +170,7 @@ class _Truth:
 
 
 def _nothing_reached(probe: FrozenCopy, rows: Inputs) -> str:
-    """What to say where no path leads from the uncertain weights to the outputs."""
+    """The message where no path leads from the uncertain weights to the outputs."""
     names = probe.parameter_names
     every = [name for name, p in probe.network.named_parameters() if p.is_floating_point()]
     reaching = probe.reaching(every, rows)
@@ -236,7 +236,7 @@ def _record(probe: FrozenCopy, rows: Inputs, size: int) -> tuple[list[Record], s
 
 
 def _call(small: Record, large: Record) -> Call:
-    """What two runs of a call say about it."""
+    """The call as two runs of it show it."""
     h_layouts = find_layouts(small.h.detach(), large.h.detach(), PROBE_SIZES)
     x_layouts = h_layouts
     if small.operation.input is not None and large.operation.input is not None:

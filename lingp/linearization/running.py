@@ -94,7 +94,7 @@ def plain_autograd(device: torch.device, differentiable: bool) -> Iterator[None]
 
 
 def keeping_random_state(device: torch.device) -> AbstractContextManager[Any]:
-    """What a network draws inside is not missing from the generators of others."""
+    """A context that gives the generators back as they were, whatever a network draws inside."""
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 

@@ -16,7 +16,7 @@ def combine_outputs(factors: Factors, weights: Tensor) -> Factors:
     Parameters
     ----------
     factors
-        Of J (N·C x P).
+        The factors of J (N·C x P).
     weights
         w, (N x C x K).
     """

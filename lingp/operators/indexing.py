@@ -20,7 +20,7 @@ def points_of(
     num_data, num_outputs : int
         N and C.
     device : torch.device
-        Of the result.
+        The device of the result.
 
     Returns
     -------

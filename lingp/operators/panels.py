@@ -67,7 +67,7 @@ def add_panel_gradients_(
 
 @dataclass(frozen=True)
 class _Owner:
-    """Which columns a piece holds: `width` of those of parameter tensor `parameter`."""
+    """The columns that a piece holds: `width` of those of parameter tensor `parameter`."""
 
     parameter: int
     columns: slice | Tensor

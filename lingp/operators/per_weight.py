@@ -171,7 +171,7 @@ def _outer_diagonal(block: OuterBlock, variances: Tensor) -> Tensor:
 
 
 def _dense_diagonal(block: Block, slot: Slot, variances: Tensor) -> Tensor:
-    """From columns written out for a few examples at a time, and again for the gradient."""
+    """Columns are written out for a few examples at a time, and again for the gradient."""
     own = variances[slot.columns]
     step = max(1, _PIECE_SCALARS // max(1, block.num_outputs * slot.size))
 

@@ -313,7 +313,7 @@ class SampledCovariance(PosteriorCovariance):
 
 
 def _gaussian(mean: Tensor, covariance: Tensor, num_outputs: int) -> GPyTorchPosterior:
-    """Of mean (*batch, q·m) and covariance, rows data-major."""
+    """The normal of mean (*batch, q·m) and covariance, whose rows are data-major."""
     batch = torch.broadcast_shapes(mean.shape[:-1], covariance.shape[:-2])
     mean = mean.expand(*batch, -1)
     operator = SampledCovariance(covariance.expand(*batch, -1, -1))

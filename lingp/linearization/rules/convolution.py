@@ -53,7 +53,7 @@ def _grouped(weight: Tensor, groups: int, a: Tensor, g: Tensor, equation: str) -
 
 
 def _bias(operation: Operation, g: Tensor) -> dict[str, Piece]:
-    """From the gradients in the output, (C, B, O, *space)."""
+    """The bias's piece, from the gradients in the output, (C, B, O, *space)."""
     return {"bias": Dense(g.flatten(3).sum(-1))} if "bias" in operation.parameters else {}
 
 

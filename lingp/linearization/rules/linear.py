@@ -77,7 +77,7 @@ class BilinearRule:
 
 
 def _read(index: Tensor, operation: Operation) -> Tensor:
-    """Which places read a row that has a gradient: in torch, that of padding has none."""
+    """The places that read a row with a gradient; in torch, the row of padding has none."""
     padding = operation.options["padding_idx"]
     if padding is None:
         return torch.ones_like(index, dtype=torch.bool)
