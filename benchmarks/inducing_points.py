@@ -30,9 +30,9 @@ from harness.table import markdown_table
 from torch import Tensor, nn
 
 import lingp
+from lingp.gpytorch_models import InducingPointNTKernel, LinearizedSVGP, PriorMean, to_gpytorch
 from lingp.inference.sparse.selection import choose_candidates
-from lingp.likelihoods import Categorical, Gaussian, to_gpytorch
-from lingp.models import InducingPointNTKernel, LinearizedSVGP, PriorMean
+from lingp.likelihoods import Categorical, Gaussian
 
 HEADER = ["", "inducing points", "bound", "test NLL", "seconds"]
 Data = tuple[Tensor, Tensor, Tensor, Tensor]

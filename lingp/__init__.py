@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from lingp import (
     data,
+    gpytorch_models,
     inference,
-    kernels,
     likelihoods,
     linearization,
     metrics,
@@ -21,8 +21,8 @@ from lingp import (
     saving,
     training,
 )
+from lingp.gpytorch_models import NetworkMean, NTKernel
 from lingp.inference import Iterative, Sparse
-from lingp.kernels import NetworkMean, NTKernel
 from lingp.linearization import LinearizedNetwork, register_rule
 from lingp.models import (
     JointPrediction,
@@ -55,8 +55,8 @@ __all__ = [
     "__version__",
     "data",
     "estimators",
+    "gpytorch_models",
     "inference",
-    "kernels",
     "likelihoods",
     "linearization",
     "metrics",

@@ -108,7 +108,7 @@ plt.show()
 # Both are Gaussian processes with the kernel above, and nothing was trained in between.
 
 kernel = lingp.NTKernel.from_model(net, prior=precision)
-prior_mean = lingp.models.PriorMean(kernel)(grid).detach()
+prior_mean = lingp.gpytorch_models.PriorMean(kernel)(grid).detach()
 jitter = 1e-8 * np.trace(K) / len(K) * np.eye(len(K))
 draws = np.linalg.cholesky(K + jitter) @ np.random.default_rng(0).standard_normal((len(K), 4))
 

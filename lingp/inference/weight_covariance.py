@@ -28,3 +28,9 @@ class WeightCovariance:
     identity: float
     columns: Tensor
     signs: Tensor
+
+    def between(self, rows: Tensor) -> Tensor:
+        """A Cov e Aᵀ for rows A of a whitened Jacobian, (... x n x P), differentiable in them."""
+        product = rows @ self.columns
+        covariance = (product * self.signs) @ product.mT
+        return covariance + self.identity * (rows @ rows.mT) if self.identity else covariance

@@ -12,7 +12,6 @@ from lingp.likelihoods.correlated import CorrelatedGaussian
 from lingp.likelihoods.elementwise import ElementwiseLikelihood
 from lingp.likelihoods.from_distribution import FromDistribution
 from lingp.likelihoods.gaussian import Gaussian, KnownNoiseGaussian
-from lingp.likelihoods.gpytorch_likelihood import to_gpytorch
 from lingp.likelihoods.heteroscedastic import Heteroscedastic
 from lingp.likelihoods.named import as_likelihood, named
 from lingp.likelihoods.negative_binomial import NegativeBinomial
@@ -63,5 +62,4 @@ __all__ = [
     "check_values",
     "flatten_targets",
     "named",
-    "to_gpytorch",
 ]

@@ -83,17 +83,25 @@ def square_root(matrix: Tensor) -> Tensor:
 
 
 def lower_root(matrix: Tensor) -> Tensor:
-    """Lower triangular L with L Lᵀ = matrix + ε I, (*batch, n, n)."""
-    size = matrix.shape[-1]
-    largest = matrix.detach().diagonal(dim1=-2, dim2=-1).amax(-1) if size else matrix.new_zeros(())
-    slack = size * torch.finfo(matrix.dtype).eps * largest.clamp(min=torch.finfo(matrix.dtype).tiny)
-    eye = torch.eye(size, dtype=matrix.dtype, device=matrix.device)
-    with torch.no_grad():
-        for _ in range(_MOST_TRIES):
-            failed = torch.linalg.cholesky_ex(matrix + slack[..., None, None] * eye).info != 0
-            if not bool(failed.any()):
-                break
-            slack = torch.where(failed, 10 * slack, slack)
+    """Lower triangular L with L Lᵀ = matrix + ε I, (*batch, n, n), each with an ε of its own.
+
+    ε is what rounding leaves open, eps times the trace, or the least power of ten times that for
+    which there is a Cholesky factor.
+
+    Raises
+    ------
+    torch.linalg.LinAlgError
+        If there is none, as for matrices that are far from PSD, or NaN.
+    """
+    trace = matrix.detach().diagonal(dim1=-2, dim2=-1).sum(-1)
+    rounding = torch.finfo(matrix.dtype)
+    slack = rounding.eps * trace.clamp(min=rounding.tiny)
+    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    for _ in range(_MOST_TRIES):
+        root, info = torch.linalg.cholesky_ex(matrix + slack[..., None, None] * eye)
+        if not bool(info.any()):
+            return root
+        slack = torch.where(info != 0, 10 * slack, slack)
     return torch.linalg.cholesky(matrix + slack[..., None, None] * eye)
 
 
@@ -103,12 +111,3 @@ def nearest_psd(matrices: Tensor) -> Tensor:
         return matrices.clamp(min=0)
     values, vectors = torch.linalg.eigh(0.5 * (matrices + matrices.mT))
     return (vectors * values.clamp(min=0).unsqueeze(-2)) @ vectors.mT
-
-
-def with_jitter(covariance: Tensor) -> Tensor:
-    """K(Z, Z) + δ I, with δ of the size of the rounding errors in it."""
-    size = covariance.shape[-1]
-    scale = covariance.detach().diagonal(dim1=-2, dim2=-1).sum(-1)
-    jitter = 10 * torch.finfo(covariance.dtype).eps * scale
-    identity = torch.eye(size, dtype=covariance.dtype, device=covariance.device)
-    return covariance + jitter[..., None, None] * identity

@@ -5,7 +5,7 @@ from lingp.linearization.checks import check_rule
 from lingp.linearization.factors import Factors
 from lingp.linearization.network import LinearizedNetwork
 from lingp.linearization.rules import Dense, Lookup, Outer
-from lingp.linearization.rules.registry import register_rule, unregister_rule
+from lingp.linearization.rules.base import register_rule, unregister_rule
 from lingp.linearization.selection import ParameterSelection, select_parameters
 
 __all__ = [

@@ -9,12 +9,13 @@ so a layer's columns are known from `a` and `g`, which are smaller than the colu
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from lingp.runtime.plain import storable
 
@@ -41,56 +42,64 @@ class Slot:
         return self.stop - self.start
 
 
-class Block(Protocol):
-    """Some columns of the Jacobian. All methods that end in `_` add to their first argument."""
+class Block(ABC):
+    """Some columns of the Jacobian, as a frozen dataclass.
+
+    Its first tensor is (N, ...), its last (N, C, ...). Methods that end in `_` add to their first
+    argument.
+    """
 
     @property
-    def num_data(self) -> int: ...
+    def num_data(self) -> int:
+        return self.tensors()[0].shape[0]
 
     @property
-    def num_outputs(self) -> int: ...
+    def num_outputs(self) -> int:
+        return self.tensors()[-1].shape[1]
 
     @property
-    def slots(self) -> tuple[Slot, ...]: ...
+    @abstractmethod
+    def slots(self) -> tuple[Slot, ...]:
+        """The columns, those of a weight before those of its bias."""
 
-    def tensors(self) -> tuple[Tensor, ...]: ...
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors, which are the dataclass's first fields."""
 
-    def with_tensors(self, tensors: Sequence[Tensor]) -> Block: ...
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
+        """The same over other tensors (converted, detached, moved)."""
+        names = (field.name for field in fields(self))  # type: ignore[arg-type]
+        return replace(self, **dict(zip(names, tensors, strict=False)))  # type: ignore[type-var]
 
-    def rows(self, index: slice | Tensor) -> Block: ...
+    def rows(self, index: slice | Tensor) -> Self:
+        """The same columns at some of the examples."""
+        return self.with_tensors([t[index] for t in self.tensors()])
 
+    @abstractmethod
     def columns(self, slot: Slot) -> Tensor:
         """The dense columns of `slot`, (N, C, size)."""
-        ...
 
+    @abstractmethod
     def add_matmul_(self, out: Tensor, v: Tensor) -> None:
         """`out += J v` with v (P, K), out (N, C, K)."""
-        ...
 
+    @abstractmethod
     def add_t_matmul_(self, out: Tensor, u: Tensor) -> None:
         """`out += Jᵀ u` with u (N, C, K), out (P, K)."""
-        ...
 
     def diagonal_blocks(self, slot: Slot) -> Tensor:
         """J_n J_nᵀ over the columns of `slot`, for every n: (N, C, C)."""
-        ...
+        rows = self.columns(slot)
+        return rows @ rows.mT
 
 
 @storable
 @dataclass(frozen=True)
-class DenseBlock:
+class DenseBlock(Block):
     """Columns of one parameter tensor, written out: `jacobian` is (N, C, size)."""
 
     jacobian: Tensor
     slot: Slot
-
-    @property
-    def num_data(self) -> int:
-        return self.jacobian.shape[0]
-
-    @property
-    def num_outputs(self) -> int:
-        return self.jacobian.shape[1]
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -98,12 +107,6 @@ class DenseBlock:
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.jacobian,)
-
-    def with_tensors(self, tensors: Sequence[Tensor]) -> DenseBlock:
-        return replace(self, jacobian=tensors[0])
-
-    def rows(self, index: slice | Tensor) -> DenseBlock:
-        return replace(self, jacobian=self.jacobian[index])
 
     def columns(self, slot: Slot) -> Tensor:
         return self.jacobian
@@ -114,13 +117,10 @@ class DenseBlock:
     def add_t_matmul_(self, out: Tensor, u: Tensor) -> None:
         out[self.slot.columns].addmm_(self.jacobian.flatten(0, 1).mT, u.flatten(0, 1))
 
-    def diagonal_blocks(self, slot: Slot) -> Tensor:
-        return self.jacobian @ self.jacobian.mT
-
 
 @storable
 @dataclass(frozen=True)
-class OuterBlock:
+class OuterBlock(Block):
     """Weight (and bias) columns of a layer as outer products of `a` and `g`.
 
     Parameters
@@ -137,14 +137,6 @@ class OuterBlock:
     weight: Slot
     bias: Slot | None = None
     input_major: bool = False
-
-    @property
-    def num_data(self) -> int:
-        return self.a.shape[0]
-
-    @property
-    def num_outputs(self) -> int:
-        return self.g.shape[1]
 
     @property
     def num_positions(self) -> int:
@@ -170,15 +162,19 @@ class OuterBlock:
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.a, self.g)
 
-    def with_tensors(self, tensors: Sequence[Tensor]) -> OuterBlock:
-        return replace(self, a=tensors[0], g=tensors[1])
-
     def rows(self, index: slice | Tensor) -> OuterBlock:
         return replace(self, a=self.a[index], g=self.g if self.shared else self.g[index])
 
     def every_g(self) -> Tensor:
         """`g` for every example, (N, C, S, O), as a view."""
         return self.g.expand(self.num_data, -1, -1, -1)
+
+    def matrix(self, values: Tensor) -> Tensor:
+        """The entries of the weight among those of all weights (P,), as a view (O, I)."""
+        own = values[self.weight.columns]
+        if self.input_major:
+            return own.view(self.fan_in, self.fan_out).T
+        return own.view(self.fan_out, self.fan_in)
 
     def weight_columns(self, outputs: slice = slice(None)) -> Tensor:
         """Columns of weight rows `outputs`: (N, C, O, I), or (N, C, I, O) if `input_major`."""
@@ -231,8 +227,7 @@ class OuterBlock:
 
     def diagonal_blocks(self, slot: Slot) -> Tensor:
         if slot != self.weight:
-            rows = self.columns(slot)
-            return rows @ rows.mT
+            return super().diagonal_blocks(slot)
         g = self.g
         if self.num_positions == 1:
             g = g.squeeze(2)
@@ -243,13 +238,12 @@ class OuterBlock:
             inner = (self.a @ self.a.mT).unsqueeze(1)  # (N, 1, S, S)
             mixed = (inner @ g).flatten(2)  # (N, C, S O)
             return g.flatten(2) @ mixed.mT
-        rows = self.weight_columns().flatten(2)
-        return rows @ rows.mT
+        return super().diagonal_blocks(slot)
 
 
 @storable
 @dataclass(frozen=True)
-class LookupBlock:
+class LookupBlock(Block):
     """Columns of a table (V, O) of which each position reads one row: an embedding.
 
     Parameters
@@ -265,14 +259,6 @@ class LookupBlock:
     weight: Slot
 
     @property
-    def num_data(self) -> int:
-        return self.index.shape[0]
-
-    @property
-    def num_outputs(self) -> int:
-        return self.g.shape[1]
-
-    @property
     def fan_out(self) -> int:
         return self.g.shape[3]
 
@@ -282,13 +268,6 @@ class LookupBlock:
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.index, self.scale, self.g)
-
-    def with_tensors(self, tensors: Sequence[Tensor]) -> LookupBlock:
-        index, scale, g = tensors
-        return replace(self, index=index, scale=scale, g=g)
-
-    def rows(self, index: slice | Tensor) -> LookupBlock:
-        return replace(self, index=self.index[index], scale=self.scale[index], g=self.g[index])
 
     def scaled_g(self) -> Tensor:
         """g times scale, (N, C, S, O)."""

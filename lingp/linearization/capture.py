@@ -1,8 +1,12 @@
-"""Watch a network run, and record every operation that uses a selected parameter.
+"""Watch a network run, record every operation that uses a selected parameter, and find examples.
 
 Operations are intercepted where they are called (`torch.overrides.TorchFunctionMode`), not where
 modules are: `F.linear(x, self.weight)`, the projections inside attention and a parameter added with
 `+` are seen like any layer.
+
+A layer may see the examples first (N, ...), elsewhere (time, N, ...), or folded with other axes
+(N·time, ...) or (time·N, ...). Shapes at two batch sizes, and values where shapes leave two
+readings, tell which.
 """
 
 from __future__ import annotations
@@ -11,14 +15,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FunctionType
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from lingp.linearization.rules.base import FUNCTION_RULES, IN_PLACE, Operation, Rule
-from lingp.linearization.rules.registry import MODULE_RULES, ModuleRule
+from lingp.linearization.rules.base import (
+    FUNCTION_RULES,
+    IN_PLACE,
+    MODULE_RULES,
+    ModuleRule,
+    Operation,
+    Rule,
+)
+from lingp.linearization.running import leaves
 
 
 @dataclass(frozen=True)
@@ -84,27 +96,32 @@ class Capture(TorchFunctionMode):
 
     Parameters
     ----------
-    selected : name of each parameter to watch.
+    watched : the parameters to watch, by name.
     cares : what to copy at each recorded call, in order; without it every output is copied.
     differentiable : keep the graph of inputs (for gradients of factors in x).
 
     Attributes
     ----------
+    selected : the name of each watched parameter.
     records : calls in order.
     """
 
     def __init__(
         self,
-        selected: Mapping[Tensor, str],
+        watched: Mapping[str, Tensor],
         cares: Sequence[Care] | None = None,
         differentiable: bool = False,
     ) -> None:
         super().__init__()
-        self.selected = selected
+        self.selected = {p: name for name, p in watched.items()}
         self.cares = cares
         self.differentiable = differentiable
         self.owned: set[Tensor] = set()
         self.records: list[Record] = []
+
+    def reaching(self, f: Tensor) -> set[str]:
+        """Watched parameters that `f` depends on outside of recorded calls (which hold them)."""
+        return {self.selected[t] for t in leaves(f) if t in self.selected}
 
     def _name(self, t: object) -> str | None:
         """The watched parameter that `t` is, or is a view of."""
@@ -132,7 +149,13 @@ class Capture(TorchFunctionMode):
             found = {role: self._name(t) for role, t in operation.parameters.items()}
             names = {role: name for role, name in found.items() if name is not None}
             if names and self._name(operation.input) is None:
-                return self._run(func, rule, operation, names, args, kwargs)
+                # with its parameters held fixed, so that h depends on its input alone
+                held = {id(operation.parameters[role]) for role in names}
+                h = func(
+                    *(t.detach() if id(t) in held else t for t in args),
+                    **{key: t.detach() if id(t) in held else t for key, t in kwargs.items()},
+                )
+                return self.record(func, rule, operation, names, h)
         return func(*args, **kwargs)
 
     def _run_in_place(
@@ -148,24 +171,6 @@ class Capture(TorchFunctionMode):
             return func(*args, **kwargs)
         h = self.__torch_function__(IN_PLACE[func], types, (target.clone(), *others), kwargs)
         return target.copy_(h)
-
-    def _run(
-        self,
-        func: Callable[..., Any],
-        rule: Rule,
-        operation: Operation,
-        names: dict[str, str],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Tensor:
-        """Run a call with its parameters held fixed, so that h depends on its input alone."""
-        mine = {id(operation.parameters[role]) for role in names}
-
-        def fixed(t: Any) -> Any:
-            return t.detach() if id(t) in mine else t
-
-        h = func(*map(fixed, args), **{key: fixed(value) for key, value in kwargs.items()})
-        return self.record(func, rule, operation, names, h)
 
     def record(
         self, kind: object, rule: Rule, operation: Operation, names: Mapping[str, str], h: Tensor
@@ -235,3 +240,60 @@ def module_rules(network: nn.Module, capture: Capture) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The example axis `dim`, perhaps folded with others: N·R (`"data_major"`) or R·N."""
+
+    dim: int
+    order: Literal["plain", "data_major", "position_major"] = "plain"
+
+    def rows_first(self, t: Tensor, num_data: int, lead: int = 0) -> Tensor:
+        """Bring the example axis to the front as rows (N·R, ...), data-major.
+
+        `lead` axes before the network's own (the outputs of a batched gradient) stay in front.
+        """
+        dim = self.dim + lead
+        if self.order == "plain":
+            return t.movedim(dim, lead)
+        if self.order == "data_major":
+            return t if dim == lead else t.unflatten(dim, (num_data, -1)).movedim(dim, lead)
+        t = t.unflatten(dim, (-1, num_data)).transpose(dim, dim + 1)
+        if dim == lead:
+            return t.flatten(lead, lead + 1)
+        return t.movedim(dim, lead)
+
+
+def find_layouts(small: Tensor, large: Tensor, sizes: tuple[int, int]) -> tuple[Layout, ...]:
+    """Layouts that explain a tensor seen at two batch sizes, one the beginning of the other.
+
+    None for a tensor without example axis; two when its values are the same at all positions.
+    """
+    if small.dim() != large.dim():
+        return ()
+    changed = [d for d in range(small.dim()) if small.shape[d] != large.shape[d]]
+    if len(changed) != 1:
+        return ()
+    dim, (n, m) = changed[0], sizes
+    repeat, rest = divmod(small.shape[dim], n)
+    if rest or large.shape[dim] != m * repeat:
+        return ()
+    if repeat == 1:
+        return (Layout(dim),)
+    found = []
+    if _close(small, large.narrow(dim, 0, n * repeat)):
+        found.append(Layout(dim, "data_major"))
+    position_major = large.unflatten(dim, (repeat, m)).narrow(dim + 1, 0, n)
+    if _close(small.unflatten(dim, (repeat, n)), position_major):
+        found.append(Layout(dim, "position_major"))
+    return tuple(found)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    tolerance = torch.finfo(a.dtype).eps ** 0.5
+    return torch.allclose(
+        a, b, rtol=tolerance, atol=tolerance * float(a.abs().max().clamp(min=1e-30))
+    )

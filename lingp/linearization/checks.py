@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lingp.linearization.assemble import merge, uses_of_call
 from lingp.linearization.blocks import Slot
 from lingp.linearization.fallback import Fallback
 from lingp.linearization.frozen import frozen_copy
-from lingp.linearization.rules.base import Operation, Outer
-from lingp.linearization.rules.registry import MODULE_RULES
+from lingp.linearization.linearise import blocks_of, merge
+from lingp.linearization.rules.base import MODULE_RULES, Operation, Outer
 from lingp.linearization.running import plain_autograd
 
 
@@ -65,7 +64,8 @@ def check_rule(module: nn.Module, x: Tensor, *, rtol: float = 1e-8) -> dict[str,
     for i, (name, p) in enumerate(parameters.items()):
         slots[name] = Slot(i, start, start + p.numel())
         start += p.numel()
-    for block in merge(uses_of_call(pieces, {n: (s, s) for n, s in slots.items()}, len(x))):
+    whole = [slot.columns for slot in slots.values()]
+    for block in merge(blocks_of(pieces, slots, len(x)), whole):
         for slot in block.slots:
             name = list(parameters)[slot.parameter]
             truth = expected[name].detach()

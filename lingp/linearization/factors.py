@@ -106,13 +106,8 @@ class Factors:
 
     def jacobian(self) -> Tensor:
         """The dense Jacobian, (N, C, P)."""
-        out = torch.zeros(
-            self.num_data,
-            self.num_outputs,
-            self.num_parameters,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        shape = self.num_data, self.num_outputs, self.num_parameters
+        out = torch.zeros(shape, dtype=self.dtype, device=self.device)
         for block in self.blocks:
             for slot in block.slots:
                 out[..., slot.columns] = block.columns(slot)
@@ -153,45 +148,43 @@ def aligned(parts: Sequence[Factors], positions: bool = False) -> list[Factors]:
     Parameters of which the parts have different blocks are written out. With `positions`, blocks
     also get the same number of positions, the new ones empty.
     """
-    parts = _same_blocks(parts)
-    return _same_positions(parts) if positions else parts
-
-
-def _same_blocks(parts: Sequence[Factors]) -> list[Factors]:
     kinds = [[_kind(block) for block in part.blocks] for part in parts]
-    if all(k == kinds[0] for k in kinds):
+    if any(k != kinds[0] for k in kinds):
+        common = set(kinds[0]).intersection(*kinds[1:])
+        different = {p for ks in kinds for k in ks if k not in common for p in _parameters(k)}
+        while True:  # a block that shares a parameter with a different one is written out too
+            sharing = [_parameters(k) for k in common if not different.isdisjoint(_parameters(k))]
+            also = set().union(*sharing)
+            if also <= different:
+                break
+            different |= also
+        parts = [_written_out(part, different) for part in parts]
+    if not positions:
         return list(parts)
-    common = set(kinds[0]).intersection(*kinds[1:])
-    different = {s.parameter for ks in kinds for k in ks if k not in common for s in k[1]}
-    while True:  # a block that shares a parameter with a different one is written out too
-        also = {s.parameter for k in common for s in k[1] if _touches(k, different)} - different
-        if not also:
-            break
-        different |= also
-    return [_rewritten(part, different) for part in parts]
+    rows = [_equally_long(row) for row in zip(*(part.blocks for part in parts), strict=True)]
+    return [replace(part, blocks=tuple(row[i] for row in rows)) for i, part in enumerate(parts)]
 
 
 _Kind = tuple[type, tuple[Slot, ...], bool]
 
 
 def _kind(block: Block) -> _Kind:
-    return type(block), block.slots, getattr(block, "input_major", False)
+    return type(block), block.slots, isinstance(block, OuterBlock) and block.input_major
 
 
-def _touches(kind: _Kind, parameters: set[int]) -> bool:
-    return any(slot.parameter in parameters for slot in kind[1])
+def _parameters(kind: _Kind) -> set[int]:
+    return {slot.parameter for slot in kind[1]}
 
 
-def _rewritten(part: Factors, parameters: set[int]) -> Factors:
-    kept = [b for b in part.blocks if not _touches(_kind(b), parameters)]
+def _written_out(part: Factors, parameters: set[int]) -> Factors:
+    """The same with the blocks of some parameters written out, after all others."""
+    kept = [b for b in part.blocks if parameters.isdisjoint(_parameters(_kind(b)))]
     kept.sort(key=lambda b: b.slots[0].start)
     dense: dict[int, DenseBlock] = {}
     for i in sorted(parameters):
-        columns = part.slices[i]
-        zeros = part.tensors()[-1].new_zeros(
-            part.num_data, part.num_outputs, columns.stop - columns.start
-        )
-        dense[i] = DenseBlock(zeros, Slot(i, columns.start, columns.stop))
+        whole = Slot(i, part.slices[i].start, part.slices[i].stop)
+        zeros = part.tensors()[-1].new_zeros(part.num_data, part.num_outputs, whole.size)
+        dense[i] = DenseBlock(zeros, whole)
     for block in part.blocks:
         for slot in block.slots:
             if slot.parameter in dense:
@@ -201,16 +194,8 @@ def _rewritten(part: Factors, parameters: set[int]) -> Factors:
     return replace(part, blocks=(*kept, *dense.values()))
 
 
-def _same_positions(parts: Sequence[Factors]) -> list[Factors]:
-    rows = zip(*(part.blocks for part in parts), strict=True)
-    equal = [_equally_long(blocks) for blocks in rows]
-    return [
-        replace(part, blocks=tuple(blocks[i] for blocks in equal)) for i, part in enumerate(parts)
-    ]
-
-
 def _equally_long(blocks: Sequence[Block]) -> list[Block]:
-    if isinstance(blocks[0], DenseBlock) or len({b.tensors()[-1].shape[2] for b in blocks}) == 1:
+    if isinstance(blocks[0], DenseBlock):
         return list(blocks)
     longest = max(b.tensors()[-1].shape[2] for b in blocks)
 
@@ -219,6 +204,6 @@ def _equally_long(blocks: Sequence[Block]) -> list[Block]:
         extra = longest - g.shape[2]
         # (N, S, I), or (N, S) for indices and their factors; g is (N, C, S, O)
         filled = [F.pad(t, (0, 0) * (t.dim() - 2) + (0, extra)) for t in others]
-        return block.with_tensors([*filled, F.pad(g, (0, 0, 0, extra))])
+        return block.with_tensors([*filled, F.pad(g, (0, 0, 0, extra))]) if extra else block
 
     return [pad(b) for b in blocks]

@@ -8,14 +8,14 @@ differentiated one example and one output at a time.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from lingp.linearization.inputs import Inputs, call_network, map_inputs, num_rows
+from lingp.linearization.inputs import Inputs, call_network, map_inputs, num_rows, some_rows
 
 _UNMAPPABLE = (RuntimeError, NotImplementedError, TypeError, ValueError)
 
@@ -71,23 +71,20 @@ class Fallback:
         rows: list[list[Tensor]] = [[] for _ in chosen]
         for n in range(num_rows(x)):
             with torch.enable_grad():
-                out = call_network(network, map_inputs(_row(n), x)).reshape(-1)
+                out = call_network(network, some_rows(x, slice(n, n + 1))).reshape(-1)
                 per_output = [
                     torch.autograd.grad(
-                        f, chosen, retain_graph=True, create_graph=create_graph, allow_unused=True
+                        f,
+                        chosen,
+                        retain_graph=True,
+                        create_graph=create_graph,
+                        materialize_grads=True,
                     )
                     for f in out
                 ]
-            for p, grads, parameter in zip(
-                rows, zip(*per_output, strict=True), chosen, strict=True
-            ):
-                filled = [torch.zeros_like(parameter) if g is None else g for g in grads]
-                p.append(torch.stack(filled).flatten(1))  # (C, size)
+            for row, grads in zip(rows, zip(*per_output, strict=True), strict=True):
+                row.append(torch.stack(grads).flatten(1))  # (C, size)
         return {name: torch.stack(p) for name, p in zip(self.names, rows, strict=True)}
-
-
-def _row(n: int) -> Callable[[Tensor], Tensor]:
-    return lambda t: t[n : n + 1]
 
 
 class _Caller(nn.Module):

@@ -15,8 +15,8 @@ from typing_extensions import Self
 
 from lingp.linearization.blocks import Slot
 from lingp.linearization.capture import Capture, module_rules
-from lingp.linearization.gradients import leaves
 from lingp.linearization.inputs import Inputs, call_network
+from lingp.linearization.running import leaves
 from lingp.linearization.selection import ParameterSelection, select_parameters, unwrapped
 
 
@@ -68,10 +68,6 @@ class FrozenCopy:
         named = dict(self.network.named_parameters())
         return {name: named[name] for name in self.parameter_names}
 
-    def selected(self) -> dict[Tensor, str]:
-        """The names of the uncertain parameters of the frozen copy."""
-        return {p: name for name, p in self.chosen().items()}
-
     def slots(self) -> dict[str, Slot]:
         """The columns of each uncertain parameter."""
         columns = zip(self.parameter_names, self.parameter_slices, strict=True)
@@ -103,13 +99,13 @@ class FrozenCopy:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the uncertain parameters, the outputs and the factors; the widest, if they differ."""
+        """The dtype of outputs and factors: the widest of the uncertain parameters'."""
         dtypes = [p.dtype for p in self.chosen().values()]
         return reduce(torch.promote_types, dtypes)
 
     @property
     def device(self) -> torch.device:
-        """Where the network lies."""
+        """The device that the network is on."""
         return next(iter(self.chosen().values())).device
 
     def weights(self) -> Tensor:
@@ -183,7 +179,7 @@ def _uncompiled(net: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def _as_plain_table(table: nn.Embedding | nn.EmbeddingBag) -> None:
-    """Without what only training wants: scaled and sparse gradients, renormalised rows."""
+    """Undo what only training wants: scaled and sparse gradients, renormalised rows."""
     table.sparse = table.scale_grad_by_freq = False
     if table.max_norm is not None:
         norms = torch.linalg.vector_norm(table.weight, table.norm_type, -1, keepdim=True)

@@ -32,6 +32,11 @@ def joined_inputs(batches: Sequence[Inputs]) -> Inputs:
     return joined
 
 
+def some_rows(x: Inputs, rows: slice) -> Inputs:
+    """Some of the examples."""
+    return map_inputs(lambda t: t[rows], x)
+
+
 def input_tensors(x: Inputs) -> list[Tensor]:
     """All tensors of an input, after checking that it is one of the kinds we take."""
     if isinstance(x, Tensor):

@@ -18,10 +18,11 @@ from lingp.linearization.inputs import (
     map_inputs,
     num_rows,
     signature,
+    some_rows,
 )
-from lingp.linearization.plan import Plan, linearise
-from lingp.linearization.probing import PROBE_SIZES, check_batch, make_plan
-from lingp.linearization.running import output_shape, plain_autograd
+from lingp.linearization.linearise import Plan, linearise
+from lingp.linearization.probing import PROBE_SIZES, check_independent, make_plan
+from lingp.linearization.running import keeping_random_state, output_shape, plain_autograd
 from lingp.linearization.selection import ParameterSelection, layers
 
 _DEFAULT_MEMORY = 1 << 27  # bytes of activations and gradients alive at a time
@@ -151,7 +152,7 @@ class LinearizedNetwork(FrozenCopy):
             rows = num_rows(x)
             step = self._rows_at_a_time(plan, rows)
             pieces = [
-                linearise(plan, self, map_inputs(_slice(start, start + step), x), differentiable)
+                linearise(plan, self, some_rows(x, slice(start, start + step)), differentiable)
                 for start in range(0, rows, step)
             ]
             outputs = self(x) if differentiable else torch.cat([f for f, _ in pieces])
@@ -173,7 +174,7 @@ class LinearizedNetwork(FrozenCopy):
             return
         named = dict(self.network.named_parameters())
         real = [[n for n in layer if named[n].is_floating_point()] for layer in self._layers]
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+        with keeping_random_state(self.device):
             few = map_inputs(lambda t: t[: PROBE_SIZES[0]].detach(), x)
             reached = self.reaching([name for layer in real for name in layer], few)
         last = next((layer for layer in real if not reached.isdisjoint(layer)), None)
@@ -196,14 +197,11 @@ class LinearizedNetwork(FrozenCopy):
         rows = min(num_rows(x), _CHECKED_ROWS)
         rows = min(rows, self._rows_at_a_time(plan, num_rows(x)))
         if rows >= 2 * self._checked[key]:
-            check_batch(self, map_inputs(_slice(0, rows), x))
+            with keeping_random_state(self.device):
+                check_independent(self, some_rows(x, slice(rows)), PROBE_SIZES[-1])
             self._checked[key] = rows
         return plan
 
 
 def _differentiable(x: Inputs) -> bool:
     return torch.is_grad_enabled() and any(t.requires_grad for t in input_tensors(x))
-
-
-def _slice(start: int, stop: int) -> Any:
-    return lambda t: t[start:stop]

@@ -15,23 +15,21 @@ import warnings
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lingp.linearization.capture import Capture, Record
+from lingp.linearization.capture import Capture, Record, find_layouts
 from lingp.linearization.fallback import Fallback
 from lingp.linearization.frozen import FrozenCopy
-from lingp.linearization.gradients import leaves
 from lingp.linearization.inputs import (
     Inputs,
     call_network,
-    input_tensors,
     map_inputs,
     num_rows,
     probe_rows,
+    some_rows,
 )
-from lingp.linearization.layout import Layout, agree, find_layouts
-from lingp.linearization.plan import Call, Columns, Plan, direct_uses, linearise
-from lingp.linearization.running import output_shape
+from lingp.linearization.linearise import Call, Plan, columns_of, linearise
+from lingp.linearization.running import keeping_random_state, leaves, output_shape
 
 PROBE_SIZES = (2, 3)
 
@@ -46,14 +44,22 @@ def make_plan(lin: FrozenCopy, x: Inputs) -> Plan:
     RuntimeError
         If Jacobians disagree with autograd even through the fallback.
     """
-    devices = {t.device for t in input_tensors(x) if t.is_cuda}
-    with torch.random.fork_rng(devices=list(devices)):
+    with keeping_random_state(lin.device):
         rows, distinct = probe_rows(x, PROBE_SIZES[-1])
         probe, rows = _probe_network(lin, rows)
-        shape = _check_outputs(probe, rows)
+        shape = check_independent(probe, rows, PROBE_SIZES[0])
         truth = _Truth(probe, rows)
-        _warn_of_strangers(probe, truth)
-        _check_reached(probe, rows, truth)
+        own = set(probe.network.parameters())
+        strangers = [t for t in truth.leaves if isinstance(t, nn.Parameter) and t not in own]
+        if strangers:
+            warnings.warn(
+                f"the network uses {len(strangers)} parameter tensors that are not registered in "
+                "it (modules in a plain list, or a function of another network); they are held "
+                "fixed",
+                stacklevel=_CALLER,
+            )
+        if not truth.used:
+            raise ValueError(_nothing_reached(probe, rows))
         plan = Plan((), frozenset(), None, shape, distinct=distinct)
         try:
             plan = _structured(plan, probe, rows, truth)
@@ -64,10 +70,11 @@ def make_plan(lin: FrozenCopy, x: Inputs) -> Plan:
                 stacklevel=_CALLER,
             )
         plan = _completed(plan, probe, rows, truth)
-        return replace(plan, bytes_per_row=_bytes_per_row(plan, probe, lin, rows))
+        each = torch.finfo(lin.dtype).bits // 8
+        return replace(plan, bytes_per_row=each * _scalars_per_row(plan, probe, rows))
 
 
-_CALLER = 5  # frames between a warning here and the call of `factors`
+_CALLER = 4  # frames from `make_plan` to who calls `factors`
 
 
 def _probe_network(lin: FrozenCopy, rows: Inputs) -> tuple[FrozenCopy, Inputs]:
@@ -84,39 +91,29 @@ def _probe_network(lin: FrozenCopy, rows: Inputs) -> tuple[FrozenCopy, Inputs]:
     return (double, converted) if getattr(out, "dtype", None) == torch.float64 else (lin, rows)
 
 
-def _check_outputs(probe: FrozenCopy, rows: Inputs) -> torch.Size:
-    """Shape of one example's output, after checking that rows are independent."""
-    small, large = PROBE_SIZES
+def check_independent(lin: FrozenCopy, x: Inputs, few: int) -> torch.Size:
+    """Shape of one example's output, after checking that rows are independent.
+
+    Raises
+    ------
+    ValueError
+        If the outputs of the first `few` rows change with the others, or aren't one for each row.
+    """
     with torch.no_grad():
-        together = call_network(probe.network, rows)
-        alone = call_network(probe.network, map_inputs(lambda t: t[:small], rows))
-    shape = output_shape(together, large)
-    output_shape(alone, small)
-    _check_independent(alone.detach(), together.detach())
-    return shape
-
-
-def check_batch(lin: FrozenCopy, x: Inputs) -> None:
-    """Check that rows are independent in a large batch too, not only in a few rows."""
-    with torch.random.fork_rng(devices=[lin.device] if lin.device.type == "cuda" else []):
-        few = map_inputs(lambda t: t[: PROBE_SIZES[-1]].detach(), x)
-        with torch.no_grad():
-            together = call_network(lin.network, map_inputs(lambda t: t.detach(), x))
-            alone = call_network(lin.network, few)
-    _check_independent(alone, together)
-
-
-def _check_independent(alone: Tensor, together: Tensor) -> None:
-    """Raise if a few rows' outputs change with the other rows of a batch that starts with them."""
+        together = call_network(lin.network, x)
+        alone = call_network(lin.network, some_rows(x, slice(few)))
+    shape = output_shape(together, num_rows(x))
+    output_shape(alone, few)
     scale = float(together.abs().max().clamp(min=1e-30)) if together.numel() else 1.0
     tolerance = _tolerance(together.dtype) * scale
-    if not torch.allclose(alone, together[: len(alone)], rtol=0, atol=tolerance, equal_nan=True):
+    if not torch.allclose(alone, together[:few], rtol=0, atol=tolerance, equal_nan=True):
         raise ValueError(
             "net: the output of a row depends on which other rows are in the batch (or is random), "
             "so the network has no Jacobian per example. In eval mode this comes from BatchNorm "
             "without running statistics, attention across the batch, or noise in forward: call "
             "net.eval(), keep running statistics, or make the layer act on one example at a time"
         )
+    return shape
 
 
 def _tolerance(dtype: torch.dtype) -> float:
@@ -128,36 +125,30 @@ class _Truth:
     """Jᵀv for a random v (N, C), by one ordinary backward pass."""
 
     def __init__(self, probe: FrozenCopy, rows: Inputs) -> None:
-        selected = probe.selected()
+        chosen = probe.chosen()
         with probe.watching(Capture({})) as network:
             f = call_network(network, rows).reshape(num_rows(rows), -1)
             generator = torch.Generator().manual_seed(1)
             self.v = torch.randn(f.shape, generator=generator, dtype=torch.float64).to(f)
             self.leaves = leaves(f)
             grads = (
-                torch.autograd.grad(f, list(selected), self.v, allow_unused=True)
+                torch.autograd.grad(f, list(chosen.values()), self.v, allow_unused=True)
                 if f.requires_grad
-                else [None] * len(selected)
+                else [None] * len(chosen)
             )
         self.product = {
             name: None if g is None else g.detach().reshape(-1)
-            for name, g in zip(selected.values(), grads, strict=True)
+            for name, g in zip(chosen, grads, strict=True)
         }
+        self.used = {name for name, g in self.product.items() if g is not None}
         self.tolerance = _tolerance(self.v.dtype)
         # A gradient that is zero but for rounding agrees with any other such: a floor from the
         # largest one, and from v for networks whose gradients all are.
         sizes = [float(g.norm()) for g in self.product.values() if g is not None]
         sizes += [float(self.v.norm())] if self.v.dtype == torch.float64 else []
         self.floor = 1e3 * torch.finfo(self.v.dtype).eps * max(sizes, default=0.0)
-
-    @property
-    def used(self) -> set[str]:
-        return {name for name, g in self.product.items() if g is not None}
-
-    @property
-    def unseen(self) -> set[str]:
-        """Parameters of which these rows show nothing, as behind a unit that is off for all."""
-        return {
+        # of which these rows show nothing, as of a layer behind a unit that is off for all
+        self.unseen = {
             name
             for name, g in self.product.items()
             if g is None or not float(g.norm()) > self.floor
@@ -178,27 +169,13 @@ class _Truth:
         return bad
 
 
-def _warn_of_strangers(probe: FrozenCopy, truth: _Truth) -> None:
-    """Say so if outputs depend on parameters that the network does not own."""
-    own = set(probe.network.parameters())
-    strangers = [t for t in truth.leaves if isinstance(t, nn.Parameter) and t not in own]
-    if strangers:
-        warnings.warn(
-            f"the network uses {len(strangers)} parameter tensors that are not registered in it "
-            "(modules in a plain list, or a function of another network); they are held fixed",
-            stacklevel=_CALLER + 1,
-        )
-
-
-def _check_reached(probe: FrozenCopy, rows: Inputs, truth: _Truth) -> None:
-    """Raise if no path leads from the uncertain weights to the outputs, whatever their values."""
-    if truth.used:
-        return
+def _nothing_reached(probe: FrozenCopy, rows: Inputs) -> str:
+    """The message where no path leads from the uncertain weights to the outputs."""
     names = probe.parameter_names
     every = [name for name, p in probe.network.named_parameters() if p.is_floating_point()]
     reaching = probe.reaching(every, rows)
     others = [name for name in every if name in reaching]
-    raise ValueError(
+    return (
         f"parameters: the network's outputs don't depend on {', '.join(names[:6])}"
         f"{', ...' if len(names) > 6 else ''} at all, so that nothing would be uncertain; "
         + (
@@ -214,24 +191,23 @@ def _check_reached(probe: FrozenCopy, rows: Inputs, truth: _Truth) -> None:
 
 def _structured(plan: Plan, probe: FrozenCopy, rows: Inputs, truth: _Truth) -> Plan:
     """The plan with the parameters that the rules cover, as far as they agree with autograd."""
-    small, large = (_record(probe, rows, size) for size in PROBE_SIZES)
-    if [r.identity for r in small.records] != [r.identity for r in large.records]:
+    (small, _), (large, missed) = (_record(probe, rows, size) for size in PROBE_SIZES)
+    if [r.identity for r in small] != [r.identity for r in large]:
         return plan
-    calls = tuple(_call(a, b) for a, b in zip(small.records, large.records, strict=True))
+    calls = tuple(_call(a, b) for a, b in zip(small, large, strict=True))
     seen: set[str] = set()
-    missed = set(large.direct)
-    columns = Columns.of(probe)
-    for call, record in zip(calls, large.records, strict=True):
-        reached = columns.of_call(record)
+    parameters, slots = probe.chosen(), probe.slots()
+    for call, record in zip(calls, large, strict=True):
+        reached = columns_of(record, parameters, slots)
         for role, name in record.names.items():
             (seen if call.layouts and role in reached else missed).add(name)
     plan = replace(plan, calls=calls, structured=frozenset(seen - missed))
     # A network may compute in a lower precision than that of its outputs.
-    truth.tolerance = max([truth.tolerance, *(_tolerance(r.h.dtype) for r in large.records)])
+    truth.tolerance = max([truth.tolerance, *(_tolerance(r.h.dtype) for r in large)])
     _, factors = linearise(plan, probe, rows, False)
     found = {slot.parameter for block in factors.blocks for slot in block.slots}
     # What a rule has left out is not an error of the rule.
-    left_out = {name for name, slot in probe.slots().items() if slot.parameter not in found}
+    left_out = {name for name, slot in slots.items() if slot.parameter not in found}
     plan = replace(plan, structured=plan.structured - left_out)
     disagree = truth.disagreeing(plan, probe, rows) & plan.structured
     if disagree:  # some operations of torch have wrong mapped derivatives, cdist among them
@@ -240,7 +216,8 @@ def _structured(plan: Plan, probe: FrozenCopy, rows: Inputs, truth: _Truth) -> P
         if left < disagree:
             plan, disagree = alone, left
     unseen = truth.unseen & plan.structured
-    disagree |= _disagreeing_elsewhere(plan, probe, rows, unseen, truth.tolerance)
+    if unseen:
+        disagree |= _disagreeing_elsewhere(plan, probe, rows, unseen, truth.tolerance)
     if disagree:
         warnings.warn(
             f"the layer factors of {sorted(disagree)} disagree with autograd; their Jacobians are "
@@ -250,28 +227,25 @@ def _structured(plan: Plan, probe: FrozenCopy, rows: Inputs, truth: _Truth) -> P
     return replace(plan, structured=plan.structured - disagree)
 
 
-class _Recorded:
-    def __init__(self, records: list[Record], direct: set[str]) -> None:
-        self.records, self.direct = records, direct
-
-
-def _record(probe: FrozenCopy, rows: Inputs, size: int) -> _Recorded:
-    capture = Capture(probe.selected())
+def _record(probe: FrozenCopy, rows: Inputs, size: int) -> tuple[list[Record], set[str]]:
+    """Recorded calls of some rows, and the parameters that reach the outputs outside of them."""
+    capture = Capture(probe.chosen())
     with probe.watching(capture) as network:
-        f = call_network(network, map_inputs(lambda t: t[:size], rows))
-        return _Recorded(capture.records, direct_uses(probe.selected(), f))
+        f = call_network(network, some_rows(rows, slice(size)))
+        return capture.records, capture.reaching(f)
 
 
 def _call(small: Record, large: Record) -> Call:
-    """What two runs of a call say about it."""
+    """The call as two runs of it show it."""
     h_layouts = find_layouts(small.h.detach(), large.h.detach(), PROBE_SIZES)
     x_layouts = h_layouts
     if small.operation.input is not None and large.operation.input is not None:
         x_layouts = find_layouts(small.operation.input, large.operation.input, PROBE_SIZES)
-    layouts: tuple[Layout, Layout] | None = agree(x_layouts, h_layouts)
     axes = large.operation.axes
-    if layouts and axes is not None and not all(lay.dim in axes for lay in layouts):
-        layouts = None
+    # readings of both in which the examples lie in the same order
+    same = [(x, h) for x in x_layouts for h in h_layouts if x.order == h.order]
+    known = len(same) == 1 and (axes is None or all(layout.dim in axes for layout in same[0]))
+    layouts = same[0] if known else None
     return Call(large.identity, tuple(large.names.values()), large.care, layouts)
 
 
@@ -281,7 +255,7 @@ def _disagreeing_elsewhere(
     """Those of `unseen` whose factors are wrong at other weights, where they do show."""
     bad: set[str] = set()
     generator = torch.Generator().manual_seed(2)
-    for _ in range(3 if unseen else 0):
+    for _ in range(3):
         moved = copy.deepcopy(probe)
         for p in moved.network.parameters():
             noise = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p)
@@ -316,16 +290,15 @@ def _completed(plan: Plan, probe: FrozenCopy, rows: Inputs, truth: _Truth) -> Pl
     return plan
 
 
-def _bytes_per_row(plan: Plan, probe: FrozenCopy, lin: FrozenCopy, rows: Inputs) -> int:
+def _scalars_per_row(plan: Plan, probe: FrozenCopy, rows: Inputs) -> int:
     """Activations, and gradients for every output, that one example keeps alive."""
     outputs, scalars = plan.output_shape.numel(), 0
     if plan.structured:
         count = PROBE_SIZES[-1]
-        for record in _record(probe, rows, count).records:
+        for record in _record(probe, rows, count)[0]:
             x = record.operation.input
             scalars += record.h.numel() // count * (2 + 2 * outputs)
             scalars += 0 if x is None else x.numel() // count
-    fallback = set(plan.fallback.names) if plan.fallback else set()
-    sizes = zip(lin.parameter_names, lin.parameter_shapes, strict=True)
-    scalars += sum(2 * outputs * shape.numel() for name, shape in sizes if name in fallback)
-    return scalars * torch.finfo(lin.dtype).bits // 8
+    fallback = plan.fallback.names if plan.fallback else ()
+    slots = probe.slots()
+    return scalars + sum(2 * outputs * slots[name].size for name in fallback)

@@ -1,10 +1,10 @@
-"""Running a network under known conditions, and reading what comes out."""
+"""Running a network under known conditions, and differentiating what comes out."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -91,3 +91,45 @@ def plain_autograd(device: torch.device, differentiable: bool) -> Iterator[None]
         stack.callback(torch.backends.mha.set_fastpath_enabled, fused)
         torch.backends.mha.set_fastpath_enabled(False)
         yield
+
+
+def keeping_random_state(device: torch.device) -> AbstractContextManager[Any]:
+    """A context that gives the generators back as they were, whatever a network draws inside."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+def output_gradients(
+    f: Tensor, hs: Sequence[Tensor], create_graph: bool, mapped: bool = True
+) -> list[Tensor]:
+    """∂f_c/∂h for every output c: (C, *h.shape) for every h, by one mapped pass or by C."""
+    rows, outputs = f.shape
+    if not hs or not f.requires_grad:
+        return [h.new_zeros(outputs, *h.shape) for h in hs]
+    basis = torch.eye(outputs, dtype=f.dtype, device=f.device).unsqueeze(1).expand(-1, rows, -1)
+    options = {"create_graph": create_graph, "retain_graph": True}
+    if mapped and outputs > 1:
+        try:
+            grads = torch.autograd.grad(
+                f, hs, basis, is_grads_batched=True, allow_unused=True, **options
+            )
+        except RuntimeError:  # an operation that cannot be mapped
+            return output_gradients(f, hs, create_graph, mapped=False)
+        empty = [h.new_zeros(1, *h.shape).expand(outputs, *h.shape) for h in hs]
+        return [z if g is None else g for g, z in zip(grads, empty, strict=True)]
+    singles = [torch.autograd.grad(f, hs, b, materialize_grads=True, **options) for b in basis]
+    return [torch.stack(per_output) for per_output in zip(*singles, strict=True)]
+
+
+def leaves(f: Tensor) -> list[Tensor]:
+    """Tensors without history that `f` depends on and that require grad."""
+    found, seen = [], set()
+    waiting = [f.grad_fn] if f.grad_fn is not None else []
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        waiting.extend(parent for parent, _ in node.next_functions if parent is not None)
+    return found

@@ -24,7 +24,6 @@ from lingp.linearization.blocks import Block, OuterBlock
 from lingp.linearization.factors import Factors, aligned
 from lingp.operators.panels import add_panel_gradients_, add_panels_
 from lingp.operators.per_weight import diagonal_blocks_per_weight, is_per_weight, sort_units, split
-from lingp.operators.positions import add_positions_
 from lingp.operators.tiles import add_tile_gradients_, add_unit_gradients_, fill_tiles_
 
 
@@ -188,12 +187,33 @@ def _contract(here: Factors, there: Factors | None, variances: Tensor) -> Tensor
     kernel = torch.empty(size, dtype=here.dtype, device=here.device)
     fill_tiles_(kernel, methods.tiles, here, other, variances)
     for a, b in methods.positions:
-        add_positions_(kernel, a, b, variances, symmetric=there is None)
+        _add_positions_(kernel, a, b, variances, symmetric=there is None)
     add_panels_(kernel, methods.panels, here, other, variances)
     add_panels_(kernel, columns, here, other, weights, per_weight=True)
     if there is None:
         _mirror_(kernel)
     return kernel
+
+
+def _add_positions_(
+    kernel: Tensor, a: OuterBlock, b: OuterBlock, variances: Tensor, symmetric: bool
+) -> None:
+    """Contract the right-hand g with the positions' inner products, then with the left-hand g.
+
+    K[(n, c), (m, d)] = Σ_s g_{ncs} · h_{ns,md}        h_{ns,md} = Σ_t (a_{ns} · a_{mt}) g_{mdt}
+    """
+    outputs, fan_out = a.num_outputs, a.fan_out
+    positions = a.num_positions
+    g_right = b.every_g().transpose(1, 2).flatten(2)  # (M, T, C O)
+    g_left = a.every_g().flatten(2)  # (N, C, S O)
+    for n in range(a.num_data):
+        stop = n + 1 if symmetric else b.num_data
+        inner = torch.einsum("si,mti->mst", a.a[n], b.a[:stop]).mul_(variances[a.weight.parameter])
+        if a.bias is not None:
+            inner.add_(variances[a.bias.parameter])
+        moved = (inner @ g_right[:stop]).view(stop, positions, outputs, fan_out)
+        moved = moved.transpose(1, 2).reshape(stop * outputs, positions * fan_out)
+        kernel[n * outputs : (n + 1) * outputs, : stop * outputs].addmm_(g_left[n], moved.T)
 
 
 def _mirror_(kernel: Tensor) -> None:

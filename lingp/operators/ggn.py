@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,7 +11,10 @@ from linear_operator.utils.getitem import _equal_indices, _is_noop_index
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
+from lingp.linalg.streaming import streamed_gram
 from lingp.linearization.factors import Factors
+from lingp.operators.combined import combine_outputs
+from lingp.operators.contractions import gram
 from lingp.operators.exact import (
     CholeskySolved,
     ExactAddedDiagLinearOperator,
@@ -20,12 +24,11 @@ from lingp.operators.indexing import fold_columns, unfold_columns
 from lingp.operators.jacobian import JacobianLinearOperator
 from lingp.operators.repeated import Unbatched
 
-# Scalars of ΦJ-sized temporaries written at once.
-_PIECE_SCALARS = 1 << 24
+_PIECE_SCALARS = 1 << 24  # numbers of Φ that are written out at once
 
 
 class GGNLinearOperator(Unbatched, CholeskySolved, LinearOperator):
-    """G = Jᵀ R Rᵀ J with R = blockdiag(R_n), R_n R_nᵀ = −∇²_f log p(y_n | f_n).
+    """G = Φᵀ Φ with Φ = Rᵀ J, R = blockdiag(R_n), R_n R_nᵀ = −∇²_f log p(y_n | f_n).
 
     Products and the diagonal never form a P x P matrix. With N·K < P the matrix is singular; add a
     prior precision, `ggn + DiagLinearOperator(precision)`: that sum is solved in the smaller of
@@ -35,15 +38,13 @@ class GGNLinearOperator(Unbatched, CholeskySolved, LinearOperator):
 
     Parameters
     ----------
-    jacobian : JacobianLinearOperator (N·C x P)
-    curvature_root : (N, C, K) tensor
-        R_n for every point; gradients flow to it.
+    root : JacobianLinearOperator (N·K x P)
+        Φ, which is a Jacobian of K combinations of the outputs.
     """
 
-    def __init__(self, jacobian: JacobianLinearOperator, curvature_root: Tensor) -> None:
-        super().__init__(jacobian, curvature_root)
-        self.jacobian = jacobian
-        self.curvature_root = curvature_root
+    def __init__(self, root: JacobianLinearOperator) -> None:
+        super().__init__(root)
+        self.root = root
 
     @classmethod
     def from_factors(cls, factors: Factors, curvature_root: Tensor) -> GGNLinearOperator:
@@ -54,7 +55,7 @@ class GGNLinearOperator(Unbatched, CholeskySolved, LinearOperator):
         factors : Factors
             J (N·C x P).
         curvature_root : (N, C, K) tensor
-            Any root R_n of the C x C curvature at each point.
+            Any root R_n of the C x C curvature at each point; gradients flow to it.
         """
         expected = (factors.num_data, factors.num_outputs)
         if curvature_root.dim() != 3 or tuple(curvature_root.shape[:2]) != expected:
@@ -62,63 +63,27 @@ class GGNLinearOperator(Unbatched, CholeskySolved, LinearOperator):
                 f"curvature_root: got shape {tuple(curvature_root.shape)}; expected (N, C, K) with "
                 f"N = {expected[0]}, C = {expected[1]}"
             )
-        return cls(JacobianLinearOperator.from_factors(factors), curvature_root)
-
-    @property
-    def num_sites(self) -> int:
-        """N·K, which bounds the rank."""
-        return self.curvature_root.shape[0] * self.curvature_root.shape[2]
-
-    def root_matmul(self, v: Tensor) -> Tensor:
-        """Rᵀ J v: (P, k) to (N, K, k)."""
-        return self.curvature_root.mT @ self.jacobian.factors.matmul(v)
-
-    def root_t_matmul(self, u: Tensor) -> Tensor:
-        """Jᵀ R u: (N, K, k) to (P, k)."""
-        return self.jacobian.factors.t_matmul(self.curvature_root @ u)
-
-    def root_columns(self, index: Any) -> Tensor:
-        """Some columns of Rᵀ J, dense: (N·K, len(index))."""
-        index = torch.arange(self.shape[0], device=self.device)[index]
-        columns = self.jacobian.columns(index).unflatten(0, self.curvature_root.shape[:2])
-        return (self.curvature_root.mT @ columns).flatten(0, 1)
-
-    def _root_pieces(self) -> Any:
-        """Rows of Rᵀ J, dense, for a few points at a time: (n·K, P) each."""
-        width = max(self.curvature_root.shape[1:]) * self.shape[0]
-        step = max(1, _PIECE_SCALARS // max(1, width))
-        factors = self.jacobian.factors
-        for start in range(0, factors.num_data, step):
-            rows = slice(start, min(start + step, factors.num_data))
-            yield (self.curvature_root[rows].mT @ factors.rows(rows).jacobian()).flatten(0, 1)
+        return cls(JacobianLinearOperator.from_factors(combine_outputs(factors, curvature_root)))
 
     @cached
     def to_dense(self) -> Tensor:
-        dense = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-        for piece in self._root_pieces():
-            dense = torch.addmm(dense, piece.mT, piece)
-        return dense
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.curvature_root.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.curvature_root.device
+        factors = self.root.factors
+        start = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        return streamed_gram(
+            lambda *tensors: _pieces(factors.with_tensors(tensors)), start, *factors.tensors()
+        )
 
     def _size(self) -> torch.Size:
-        return torch.Size((self.jacobian.shape[1],) * 2)
+        return torch.Size((self.root.shape[1],) * 2)
 
     def _diagonal(self) -> Tensor:
         diagonal = torch.zeros(self.shape[0], dtype=self.dtype, device=self.device)
-        for piece in self._root_pieces():
+        for piece in _pieces(self.root.factors):
             diagonal = diagonal + piece.square().sum(0)
         return diagonal
 
     def _matmul(self, rhs: Tensor) -> Tensor:
-        matrix, shape = fold_columns(rhs)
-        return unfold_columns(self.root_t_matmul(self.root_matmul(matrix)), shape)
+        return self.root._t_matmul(self.root._matmul(rhs))
 
     def _t_matmul(self, rhs: Tensor) -> Tensor:
         return self._matmul(rhs)
@@ -129,15 +94,15 @@ class GGNLinearOperator(Unbatched, CholeskySolved, LinearOperator):
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         if _is_noop_index(row_index) and _is_noop_index(col_index):
             return self
-        left = self.root_columns(row_index)
+        left = self.root.columns(row_index)
         if _equal_indices(row_index, col_index):
             return ExactDenseLinearOperator(left.mT @ left)
-        return DenseLinearOperator(left.mT @ self.root_columns(col_index))
+        return DenseLinearOperator(left.mT @ self.root.columns(col_index))
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
         rows, row_place = torch.unique(row_index, return_inverse=True)
         cols, col_place = torch.unique(col_index, return_inverse=True)
-        left, right = self.root_columns(rows), self.root_columns(cols)
+        left, right = self.root.columns(rows), self.root.columns(cols)
         if len(rows) * len(cols) <= 16 * row_index.numel():
             return (left.mT @ right)[row_place, col_place]
         return (left[:, row_place] * right[:, col_place]).sum(0)
@@ -155,8 +120,7 @@ class GGNLinearOperator(Unbatched, CholeskySolved, LinearOperator):
 class GGNAddedDiagLinearOperator(ExactAddedDiagLinearOperator):
     """G + D with a positive diagonal D, solved in the smaller space.
 
-    P <= N·K: Cholesky of the P x P matrix. Otherwise, with Φ = Rᵀ J and S = I + Φ D⁻¹ Φᵀ
-    (N·K x N·K),
+    P <= N·K: Cholesky of the P x P matrix. Otherwise, with S = I + Φ D⁻¹ Φᵀ (N·K x N·K),
 
         (G + D)⁻¹ b = D⁻¹ (b − Φᵀ S⁻¹ Φ D⁻¹ b)        log det(G + D) = log det S + log det D
 
@@ -165,33 +129,26 @@ class GGNAddedDiagLinearOperator(ExactAddedDiagLinearOperator):
 
     @property
     def _in_function_space(self) -> bool:
-        return isinstance(self._linear_op, GGNLinearOperator) and (
-            self._linear_op.num_sites < self.shape[-1]
-        )
+        ggn = self._linear_op
+        return isinstance(ggn, GGNLinearOperator) and ggn.root.shape[0] < self.shape[-1]
 
     @cached(name="site_cholesky")
     def _site_cholesky(self) -> Tensor:
         """L of S = I + Φ D⁻¹ Φᵀ: (N·K, N·K). All eigenvalues are at least 1: no jitter."""
-        ggn, precision = self._linear_op, self._diag_tensor._diagonal()
-        shape = ggn.curvature_root.shape
-        eye = torch.eye(ggn.num_sites, dtype=self.dtype, device=self.device)
-        step = max(1, _PIECE_SCALARS // max(1, ggn.shape[0]))
-        columns = []
-        for piece in eye.split(step, dim=1):
-            weights = ggn.root_t_matmul(piece.reshape(shape[0], shape[2], -1))
-            columns.append(ggn.root_matmul(weights / precision.unsqueeze(-1)).flatten(0, 1))
-        return torch.linalg.cholesky(torch.cat(columns, dim=1) + eye)
+        variances = 1 / self._diag_tensor._diagonal()
+        kernel = gram(self._linear_op.root.factors, variances=variances)
+        return torch.linalg.cholesky(
+            kernel + torch.eye(len(kernel), dtype=kernel.dtype, device=kernel.device)
+        )
 
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
         if not self._in_function_space:
             return super().solve(right_tensor, left_tensor)
-        ggn, precision = self._linear_op, self._diag_tensor._diagonal().unsqueeze(-1)
+        root, precision = self._linear_op.root, self._diag_tensor._diagonal().unsqueeze(-1)
         matrix, shape = fold_columns(right_tensor)
         scaled = matrix / precision
-        sites = ggn.root_matmul(scaled)  # (N, K, k)
-        correction = torch.cholesky_solve(sites.flatten(0, 1), self._site_cholesky())
-        out = scaled - ggn.root_t_matmul(correction.view_as(sites)) / precision
-        out = unfold_columns(out, shape)
+        sites = torch.cholesky_solve(root._matmul(scaled), self._site_cholesky())
+        out = unfold_columns(scaled - root._t_matmul(sites) / precision, shape)
         return out if left_tensor is None else left_tensor @ out
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Any:
@@ -221,3 +178,10 @@ class GGNAddedDiagLinearOperator(ExactAddedDiagLinearOperator):
             precision = self._diag_tensor._diagonal()
             log_determinant = 2 * site_diagonal.log().sum() + precision.log().sum()
         return quad, log_determinant
+
+
+def _pieces(factors: Factors) -> Iterator[Tensor]:
+    """Rows of Φ, dense, for a few points at a time, (n·K, P) each."""
+    step = max(1, _PIECE_SCALARS // max(1, factors.num_outputs * factors.num_parameters))
+    for start in range(0, factors.num_data, step):
+        yield factors.rows(slice(start, start + step)).jacobian().flatten(0, 1)

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 
-def whole_points(index: Any, num_data: int, num_outputs: int) -> slice | Tensor | None:
-    """The points that a row index selects, if it takes all outputs of each of them, in order.
+def points_of(
+    index: Any, num_data: int, num_outputs: int, device: torch.device
+) -> tuple[slice | Tensor, Tensor | None]:
+    """The points behind a row index, and where its rows lie among all rows of those points.
 
     Parameters
     ----------
@@ -17,47 +19,32 @@ def whole_points(index: Any, num_data: int, num_outputs: int) -> slice | Tensor 
         Into the N·C rows.
     num_data, num_outputs : int
         N and C.
+    device : torch.device
+        The device of the result.
 
     Returns
     -------
-    slice, tensor or None
-        An index into the N points, or None when the rows don't make up whole points.
+    points : an index into the N points, in their order if rows are None, else sorted, each once.
+    rows : indices into the rows of those points, shaped like the selection; None where the index
+        takes all outputs of each of the points, in order.
     """
     if isinstance(index, slice):
         start, stop, step = index.indices(num_data * num_outputs)
         if step == 1 and start % num_outputs == 0 and stop % num_outputs == 0:
-            return slice(start // num_outputs, max(start, stop) // num_outputs)
-        return slice(start, stop, step) if num_outputs == 1 and step > 0 else None
-    index = _nonnegative(index, num_data * num_outputs)
-    if num_outputs == 1:
-        return index
-    if index.dim() != 1 or len(index) % num_outputs:
-        return None
-    points = index[::num_outputs] // num_outputs
-    outputs = torch.arange(num_outputs, device=index.device)
-    rows = (points[:, None] * num_outputs + outputs).flatten()
-    return points if torch.equal(rows, index) else None
-
-
-def points_and_rows(
-    index: Any, num_data: int, num_outputs: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """The distinct points behind a row index, and where its rows lie among the rows of those.
-
-    Returns
-    -------
-    points : (U,) sorted indices into the N points.
-    rows : indices into the U·C rows of those points, shaped like the selection.
-    """
-    if isinstance(index, slice):
+            return slice(start // num_outputs, max(start, stop) // num_outputs), None
+        if num_outputs == 1 and step > 0:
+            return slice(start, stop, step), None
         index = torch.arange(num_data * num_outputs, device=device)[index]
-    index = _nonnegative(index, num_data * num_outputs).to(device)
+    index = torch.where(index < 0, index + num_data * num_outputs, index).to(device)
+    if num_outputs == 1:
+        return index, None
+    if index.dim() == 1 and len(index) % num_outputs == 0:
+        points = index[::num_outputs] // num_outputs
+        rows = points[:, None] * num_outputs + torch.arange(num_outputs, device=device)
+        if torch.equal(rows.flatten(), index):
+            return points, None
     points, place = torch.unique(index // num_outputs, return_inverse=True)
     return points, place * num_outputs + index % num_outputs
-
-
-def _nonnegative(index: Tensor, size: int) -> Tensor:
-    return torch.where(index < 0, index + size, index)
 
 
 def fold_columns(rhs: Tensor) -> tuple[Tensor, torch.Size]:

@@ -12,12 +12,7 @@ from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
 from lingp.linearization.factors import Factors
-from lingp.operators.indexing import (
-    fold_columns,
-    points_and_rows,
-    unfold_columns,
-    whole_points,
-)
+from lingp.operators.indexing import fold_columns, points_of, unfold_columns
 from lingp.operators.repeated import Unbatched
 
 # Rows of J written out at once when single entries are asked for, in scalars.
@@ -93,9 +88,14 @@ class JacobianLinearOperator(Unbatched, LinearOperator):
         """The Jacobian at some of the points, lazily."""
         return self.from_factors(self.factors.rows(points))
 
-    def columns(self, index: Tensor) -> Tensor:
-        """Some columns of J, dense: (N·C, len(index))."""
+    def points(self, index: Any) -> tuple[slice | Tensor, Tensor | None]:
+        """Points behind a row index, and the rows to pick among theirs (None: all, in order)."""
+        return points_of(index, self.num_data, self.num_outputs, self.device)
+
+    def columns(self, index: Any) -> Tensor:
+        """Some columns of J, dense: (N·C, how many)."""
         factors = self.factors
+        index = torch.arange(self.shape[1], device=self.device)[index]
         if len(index) >= factors.shape[0]:
             return self.to_dense()[:, index]
         select = torch.zeros(self.shape[1], len(index), dtype=self.dtype, device=self.device)
@@ -125,18 +125,15 @@ class JacobianLinearOperator(Unbatched, LinearOperator):
         return DenseLinearOperator(u), s, DenseLinearOperator(vh.mT)
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        points = whole_points(row_index, self.num_data, self.num_outputs)
-        if points is not None:
-            selected = self if _is_noop_index(row_index) else self.rows(points)
-            rows: Any = slice(None)
+        points, rows = self.points(row_index)
+        selected = self if _is_noop_index(row_index) else self.rows(points)
+        if not _is_noop_index(col_index):
+            dense = selected.columns(col_index)
+        elif rows is None:
+            return selected
         else:
-            points, rows = points_and_rows(row_index, self.num_data, self.num_outputs, self.device)
-            selected = self.rows(points)
-        if _is_noop_index(col_index):
-            whole = isinstance(rows, slice)
-            return selected if whole else DenseLinearOperator(selected.to_dense()[rows])
-        cols = torch.arange(self.shape[1], device=self.device)[col_index]
-        return DenseLinearOperator(selected.columns(cols)[rows])
+            dense = selected.to_dense()
+        return DenseLinearOperator(dense if rows is None else dense[rows])
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
         points = row_index.reshape(-1) // self.num_outputs

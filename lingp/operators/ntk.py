@@ -13,12 +13,7 @@ from torch import Tensor
 from lingp.linearization.factors import Factors
 from lingp.operators.contractions import diagonal_blocks, expand_variances, gram
 from lingp.operators.exact import CholeskySolved, ExactDenseLinearOperator
-from lingp.operators.indexing import (
-    fold_columns,
-    points_and_rows,
-    unfold_columns,
-    whole_points,
-)
+from lingp.operators.indexing import fold_columns, unfold_columns
 from lingp.operators.jacobian import JacobianLinearOperator
 from lingp.operators.per_weight import needs_columns
 from lingp.operators.products import matrix_pays
@@ -170,13 +165,13 @@ class NTKLinearOperator(Unbatched, CholeskySolved, LinearOperator):
         return DenseLinearOperator(u), s, DenseLinearOperator(vh.mT)
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        left_points, rows = _points(row_index, self.left)
+        left_points, rows = self.left.points(row_index)
         if self.is_symmetric and _equal_indices(row_index, col_index):
             selected = NTKLinearOperator(self.variances, self.left.rows(left_points))
             if rows is None:
                 return selected
             return ExactDenseLinearOperator(selected.to_dense()[rows][:, rows])
-        right_points, cols = _points(col_index, self.right)
+        right_points, cols = self.right.points(col_index)
         left, right = self.left.rows(left_points), self.right.rows(right_points)
         selected = NTKLinearOperator(self.variances, left, right)
         if rows is None and cols is None:
@@ -186,18 +181,16 @@ class NTKLinearOperator(Unbatched, CholeskySolved, LinearOperator):
         return DenseLinearOperator(dense if cols is None else dense[:, cols])
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
-        flat_rows, flat_cols = row_index.reshape(-1), col_index.reshape(-1)
-        left_points, rows = points_and_rows(flat_rows, *_points_shape(self.left))
-        right_points, cols = points_and_rows(flat_cols, *_points_shape(self.right))
-        if len(left_points) * len(right_points) <= _PAIRS * len(rows):
-            left, right = self.left.factors.rows(left_points), self.right.factors.rows(right_points)
-            return gram(left, right, self.variances)[rows, cols].view(row_index.shape)
+        rows, row_place = torch.unique(row_index.reshape(-1), return_inverse=True)
+        cols, col_place = torch.unique(col_index.reshape(-1), return_inverse=True)
+        if len(rows) * len(cols) <= _PAIRS * row_index.numel():
+            dense = self._getitem(rows, cols).to_dense()
+            return dense[row_place, col_place].view(row_index.shape)
         num_outputs = self.num_outputs
-        blocks = paired_blocks(
-            self.left.factors.rows(flat_rows // num_outputs),
-            self.right.factors.rows(flat_cols // num_outputs),
-            self.variances,
-        )
+        flat_rows, flat_cols = row_index.reshape(-1), col_index.reshape(-1)
+        left = self.left.factors.rows(flat_rows // num_outputs)
+        right = self.right.factors.rows(flat_cols // num_outputs)
+        blocks = paired_blocks(left, right, self.variances)
         at = torch.arange(len(flat_rows), device=self.device)
         return blocks[at, flat_rows % num_outputs, flat_cols % num_outputs].view(row_index.shape)
 
@@ -218,15 +211,3 @@ def paired_blocks(left: Factors, right: Factors, variances: Tensor | None = None
     if not parts:
         return torch.zeros(0, num_outputs, num_outputs, dtype=left.dtype, device=left.device)
     return torch.cat(parts)
-
-
-def _points(index: Any, jacobian: JacobianLinearOperator) -> tuple[slice | Tensor, Tensor | None]:
-    """Points behind a row index, and the rows to pick among theirs (None: all, in order)."""
-    points = whole_points(index, jacobian.num_data, jacobian.num_outputs)
-    return (
-        (points, None) if points is not None else points_and_rows(index, *_points_shape(jacobian))
-    )
-
-
-def _points_shape(jacobian: JacobianLinearOperator) -> tuple[int, int, torch.device]:
-    return jacobian.num_data, jacobian.num_outputs, jacobian.device

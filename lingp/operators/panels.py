@@ -67,14 +67,14 @@ def add_panel_gradients_(
 
 @dataclass(frozen=True)
 class _Owner:
-    """Which columns a piece holds: `width` of those of parameter tensor `parameter`."""
+    """The columns that a piece holds: `width` of those of parameter tensor `parameter`."""
 
     parameter: int
     columns: slice | Tensor
     width: int
 
 
-_Piece = tuple[_Owner, Tensor, Tensor]
+_Columns = tuple[_Owner, Tensor, Tensor]
 
 
 def _panels(
@@ -84,7 +84,7 @@ def _panels(
     same = other is here
     rows = here.shape[0] + (0 if same else other.shape[0])
     width = max(1, _PANEL_BYTES // (rows * here.dtype.itemsize))
-    narrow: list[_Piece] = []
+    narrow: list[_Columns] = []
     for piece in _pieces(pairs, width, same):
         owner, left, right = piece
         if owner.width >= min(width, _NARROW):
@@ -98,13 +98,13 @@ def _panels(
         yield _joined(narrow, same)
 
 
-def _joined(pieces: Sequence[_Piece], same: bool) -> tuple[list[_Owner], Tensor, Tensor]:
+def _joined(pieces: Sequence[_Columns], same: bool) -> tuple[list[_Owner], Tensor, Tensor]:
     owners, left, right = zip(*pieces, strict=True)
     panel = torch.cat(left, 1)
     return list(owners), panel, panel if same else torch.cat(right, 1)
 
 
-def _pieces(pairs: Pairs, width: int, same: bool) -> Iterator[_Piece]:
+def _pieces(pairs: Pairs, width: int, same: bool) -> Iterator[_Columns]:
     """Columns of both sides, (N·C, w) and (M·C, w), about `width` at a time."""
     for a, b in pairs:
         for slot, place, columns in _pieces_of(a, b, width):

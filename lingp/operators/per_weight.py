@@ -87,7 +87,7 @@ def _add_scaled(
     columns: list[Block],
 ) -> None:
     """Put J diag(v)^{1/2} of a layer among the blocks that are kept, or J among the others."""
-    matrix = weight_matrix(block, variances)
+    matrix = block.matrix(variances)
     bias = block.bias
     if uniform[block.weight.parameter]:
         scaled = block
@@ -102,14 +102,6 @@ def _add_scaled(
         scaled = replace(scaled, bias=None)
         columns.append(DenseBlock(block.columns(bias), bias))
     kept.append(scaled)
-
-
-def weight_matrix(block: OuterBlock, variances: Tensor) -> Tensor:
-    """The variances of a layer's weight, (O, I)."""
-    own = variances[block.weight.columns]
-    if block.input_major:
-        return own.view(block.fan_in, block.fan_out).T
-    return own.view(block.fan_out, block.fan_in)
 
 
 @dataclass(frozen=True)
@@ -129,7 +121,7 @@ def sort_units(pairs: Sequence[tuple[OuterBlock, OuterBlock]], groups: Tensor | 
         if groups is None:
             units.rest.append(pair)
             continue
-        matrix = weight_matrix(block, groups)
+        matrix = block.matrix(groups)
         bias = groups[slice(0, 0) if block.bias is None else block.bias.columns]
         if bool((matrix == matrix[:1]).all()) and bool((bias == bias[:1]).all()):
             units.by_inputs.append(pair)
@@ -144,7 +136,7 @@ def needs_columns(factors: Factors, variances: Tensor) -> bool:
     """Whether some matrices have variances that vary along both of their axes."""
     if not is_per_weight(factors, variances):
         return False
-    matrices = (weight_matrix(b, variances) for b in factors.blocks if isinstance(b, OuterBlock))
+    matrices = (b.matrix(variances) for b in factors.blocks if isinstance(b, OuterBlock))
     return any(bool((m != m[:1]).any()) and bool((m != m[:, :1]).any()) for m in matrices)
 
 
@@ -168,7 +160,7 @@ def diagonal_blocks_per_weight(factors: Factors, variances: Tensor) -> Tensor:
 
 def _outer_diagonal(block: OuterBlock, variances: Tensor) -> Tensor:
     if block.num_positions == 1:
-        squares = block.a[:, 0].square() @ weight_matrix(block, variances).T  # (N, O)
+        squares = block.a[:, 0].square() @ block.matrix(variances).T  # (N, O)
         g = block.g[:, :, 0]
         part = (g * squares.unsqueeze(1)) @ g.mT
     else:
@@ -179,7 +171,7 @@ def _outer_diagonal(block: OuterBlock, variances: Tensor) -> Tensor:
 
 
 def _dense_diagonal(block: Block, slot: Slot, variances: Tensor) -> Tensor:
-    """From columns written out for a few examples at a time, and again for the gradient."""
+    """Columns are written out for a few examples at a time, and again for the gradient."""
     own = variances[slot.columns]
     step = max(1, _PIECE_SCALARS // max(1, block.num_outputs * slot.size))
 

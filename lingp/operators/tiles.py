@@ -33,12 +33,7 @@ def add_tile_gradients_(
     result: Tensor, grad: Tensor, pairs: Pairs, here: Factors, other: Factors
 ) -> None:
     """Add ⟨grad, J_l J'_lᵀ⟩ to the entry of every parameter tensor l of these layers."""
-    outputs = here.num_outputs
-    for i, j in _tiles(here, other):
-        weight = _tile_of(grad, i, j, outputs).unflatten(2, (-1, outputs))  # (n, C, m, C)
-        if other is here and i != j:
-            mirrored = _tile_of(grad, j, i, outputs).unflatten(2, (-1, outputs))
-            weight = weight + mirrored.permute(2, 3, 0, 1)
+    for i, j, weight in _weighted_tiles(grad, here, other):
         for a, b in pairs:
             outer = (_g_rows(a, i) @ _g_rows(b, j).T).view(weight.shape)
             local = (outer * weight).sum((1, 3))  # (n, m)
@@ -60,17 +55,12 @@ def add_unit_gradients_(
     `result` (P,) has one entry per weight; a unit's gradient is spread over its weights evenly.
     Layers by inputs have one variance for all of a bias, those by outputs one for each entry.
     """
-    outputs = here.num_outputs
-    for i, j in _tiles(here, other):
-        weight = _tile_of(grad, i, j, outputs).unflatten(2, (-1, outputs))  # (n, C, m, C)
-        if other is here and i != j:
-            mirrored = _tile_of(grad, j, i, outputs).unflatten(2, (-1, outputs))
-            weight = weight + mirrored.permute(2, 3, 0, 1)
-        flat = weight.reshape(weight.shape[0] * outputs, -1)
+    for i, j, weight in _weighted_tiles(grad, here, other):
+        flat = weight.reshape(weight.shape[0] * weight.shape[1], -1)
         for a, b in by_inputs:
             outer = (_g_rows(a, i) @ _g_rows(b, j).T).view(weight.shape)
             local = (outer * weight).sum((1, 3))  # (n, m)
-            matrix = _weight_view(result, a)
+            matrix = a.matrix(result)
             matrix += ((local @ b.a[j, 0]) * a.a[i, 0]).sum(0) / a.fan_out
             if a.bias is not None:
                 result[a.bias.columns] += local.sum() / a.fan_out
@@ -78,18 +68,10 @@ def add_unit_gradients_(
             left, right = _g_rows(a, i), _g_rows(b, j)
             inner = (a.a[i, 0] @ b.a[j, 0].T)[:, None, :, None]
             weighted = (weight * inner).view_as(flat)
-            matrix = _weight_view(result, a)
+            matrix = a.matrix(result)
             matrix += ((weighted @ right) * left).sum(0).unsqueeze(-1) / a.fan_in
             if a.bias is not None:
                 result[a.bias.columns] += ((flat @ right) * left).sum(0)
-
-
-def _weight_view(values: Tensor, block: OuterBlock) -> Tensor:
-    """The entries of a weight among those of all weights, as a view (O, I)."""
-    own = values[block.weight.columns]
-    if block.input_major:
-        return own.view(block.fan_in, block.fan_out).T
-    return own.view(block.fan_out, block.fan_in)
 
 
 def _tiles(here: Factors, other: Factors) -> Iterator[tuple[slice, slice]]:
@@ -100,6 +82,19 @@ def _tiles(here: Factors, other: Factors) -> Iterator[tuple[slice, slice]]:
         rows = slice(i, min(i + step, here.num_data))
         for j in range(0, rows.stop if other is here else other.num_data, step):
             yield rows, slice(j, min(j + step, other.num_data))
+
+
+def _weighted_tiles(
+    grad: Tensor, here: Factors, other: Factors
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Tiles of the gradient, (n, C, m, C); of a symmetric kernel both halves in one."""
+    outputs = here.num_outputs
+    for i, j in _tiles(here, other):
+        weight = _tile_of(grad, i, j, outputs).unflatten(2, (-1, outputs))
+        if other is here and i != j:
+            mirrored = _tile_of(grad, j, i, outputs).unflatten(2, (-1, outputs))
+            weight = weight + mirrored.permute(2, 3, 0, 1)
+        yield i, j, weight
 
 
 def _tile_of(kernel: Tensor, i: slice, j: slice, outputs: int) -> Tensor:

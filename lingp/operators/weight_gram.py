@@ -84,7 +84,7 @@ class RowBlocks:
         self._folded: dict[_Pair, Tensor] = {}
 
     def of(self, factors: Factors) -> Tensor:
-        """Of these rows, (n x C x C)."""
+        """J_n S J_nᵀ for these rows, (n x C x C)."""
         shape = factors.num_data, factors.num_outputs, factors.num_outputs
         out = self._matrix.new_zeros(shape)
         for rows, pairs in _pieces(factors, self._piece_bytes):
@@ -132,7 +132,7 @@ class _Layer:
         return self.fan_out * self.fan_in
 
     def columns(self, like: Tensor) -> Tensor:
-        """Their numbers in J, (O·I,), on the device of `like`."""
+        """The numbers of the columns in J, (O·I,), on the device of `like`."""
         first, *biases = (
             torch.arange(slot.start, slot.stop, device=like.device) for slot in self.slots
         )
@@ -317,7 +317,7 @@ def _triangle(size: int, like: Tensor) -> Tensor:
 
 
 def _mirrored(size: int, like: Tensor) -> Tensor:
-    """Of each place of a flattened symmetric matrix, the place in its upper triangle."""
+    """For each place of a flattened symmetric matrix, the place in its upper triangle."""
     place = torch.zeros(size, size, dtype=torch.long, device=like.device)
     first, second = torch.triu_indices(size, size, device=like.device)
     place[first, second] = torch.arange(len(first), device=like.device)

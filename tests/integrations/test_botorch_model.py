@@ -28,7 +28,7 @@ from botorch.models.transforms import Normalize, Standardize
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 
 from lingp.integrations.botorch import LinearizedGPModel
-from lingp.integrations.botorch.covariance import SampledCovariance
+from lingp.integrations.botorch.model import SampledCovariance
 
 EXACT = ("weight_space", "function_space")
 

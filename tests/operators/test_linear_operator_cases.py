@@ -118,9 +118,8 @@ class TestTransposedJacobian(RectangularLinearOperatorTestCase, unittest.TestCas
 
 
 def dense_ggn(operator):
-    root = torch.block_diag(*operator.curvature_root)
-    half = jacobian_of(operator.jacobian).mT @ root
-    return half @ half.mT
+    root = jacobian_of(operator.root)
+    return root.mT @ root
 
 
 class TestGGN(CholeskyAtEverySize, unittest.TestCase):

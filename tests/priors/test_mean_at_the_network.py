@@ -10,9 +10,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import lingp
+from lingp.gpytorch_models import PriorMean
 from lingp.likelihoods import Gaussian
 from lingp.linearization import LinearizedNetwork
-from lingp.models import PriorMean
 from lingp.priors import Diagonal, Isotropic, Layerwise, UnitWise
 
 F64 = torch.float64

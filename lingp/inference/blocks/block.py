@@ -149,7 +149,7 @@ def _combination(training: TrainingSet, weights: Tensor) -> TrainingSet:
         training.inputs,
         training.outputs[:, :1],
         training.targets,
-        [combine_outputs(training.factors(), weights)],
+        [combine_outputs(training.factors(), weights.unsqueeze(-1))],
         chunk_bytes=training.chunk_bytes,
         progress=False,
     )

@@ -13,18 +13,20 @@ from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.posteriors import Posterior
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from linear_operator.operators import DenseLinearOperator, LinearOperator, RootLinearOperator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 from typing_extensions import Self
 
 from lingp.estimators import LinearizedGPRegressor
-from lingp.integrations.botorch.covariance import SampledCovariance
 from lingp.integrations.botorch.latent import LatentPosterior
 from lingp.integrations.botorch.noise import between_rows, noise_blocks
 from lingp.integrations.botorch.observations import Observations
 from lingp.integrations.botorch.scaling import affine, standardize
 from lingp.likelihoods import Heteroscedastic, Tempered
+from lingp.linalg.psd import lower_root
 from lingp.models import LinearizedGP
+from lingp.models.covariance import PosteriorCovariance
 
 # its abstract `posterior` takes other arguments than `Model`'s
 _CanFantasize: Any = FantasizeMixin
@@ -300,8 +302,19 @@ class LinearizedGPModel(Model, _CanFantasize):
         """Nothing: the GP's data stay transformed."""
 
 
+class SampledCovariance(PosteriorCovariance):
+    """A dense PSD matrix S (*batch, n, n), of any rank, whose root has finite derivatives.
+
+    The root of a singular matrix has none: it is that of S + ε I, with the least ε, from rounding
+    upwards, for which S + ε I has a Cholesky factor.
+    """
+
+    def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        return RootLinearOperator(DenseLinearOperator(lower_root(self.to_dense())))
+
+
 def _gaussian(mean: Tensor, covariance: Tensor, num_outputs: int) -> GPyTorchPosterior:
-    """Of mean (*batch, q·m) and covariance, rows data-major."""
+    """The normal of mean (*batch, q·m) and covariance, whose rows are data-major."""
     batch = torch.broadcast_shapes(mean.shape[:-1], covariance.shape[:-2])
     mean = mean.expand(*batch, -1)
     operator = SampledCovariance(covariance.expand(*batch, -1, -1))

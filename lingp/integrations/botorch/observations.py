@@ -21,7 +21,7 @@ Joint = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Observations:
-    """What was observed of f at some inputs; X, y and noise may have different batch shapes.
+    """Values of f observed at some inputs; X, y and noise may have different batch shapes.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class Observations:
 
     @property
     def batch_shape(self) -> torch.Size:
-        """Of the conditioned process."""
+        """The batch shape of the conditioned process."""
         shapes = (self.X.shape[:-2], self.y.shape[:-1], self.noise.shape[:-2])
         return torch.broadcast_shapes(*shapes)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def between(X: Tensor, bounds: Tensor | None, side: float) -> AffineInputTransform:
-    """That which takes least and largest inputs to -side/2 and side/2.
+    """The transform that takes least and largest inputs to -side/2 and side/2.
 
     Parameters
     ----------

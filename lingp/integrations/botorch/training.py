@@ -96,7 +96,7 @@ def fit_linearized_gp(
 def _untrained(
     x: Tensor, y: Tensor, noise: Tensor | None, *, inference: Inference, generator: torch.Generator
 ) -> LinearizedGP:
-    """Of sine features on the scales of largest evidence."""
+    """A GP of sine features on the scales of largest evidence."""
     net = Waves(x.shape[1], y.shape[1], generator).to(x.device)
     learned = learn_scales(net, x, y, noise)
     net.scale.copy_(learned.scale)
@@ -126,7 +126,7 @@ def _trained(
     inference: Inference,
     generator: torch.Generator,
 ) -> LinearizedGP:
-    """Of a network that is trained with the evidence."""
+    """A GP of a network that is trained with the evidence."""
     likelihood: Likelihood = KnownNoiseGaussian()
     if noise is None:
         start = 0.1 if y.shape[1] == 1 else [0.1] * y.shape[1]
@@ -148,7 +148,7 @@ def _trained(
 
 
 def _targets(y: Tensor, noise: Tensor | None) -> Tensor:
-    """As the likelihood takes them."""
+    """Targets as the likelihood takes them."""
     return y if noise is None else torch.stack([y, noise], -1)
 
 

@@ -98,7 +98,7 @@ class Learned:
     scale
         s, (d,).
     precision
-        Of every uncertain weight.
+        The prior precision of every uncertain weight.
     noise
         Variances, (m,).
     """
@@ -109,7 +109,7 @@ class Learned:
 
 
 def learn_scales(net: Waves, x: Tensor, y: Tensor, known: Tensor | None) -> Learned:
-    """By L-BFGS from one start; the priors of length scales and noise are `SingleTaskGP`'s.
+    """Learn by L-BFGS from one start; the priors of length scales and noise are `SingleTaskGP`'s.
 
     Length scales have log l ~ N(√2 + ½ log d, 3), the noise has log σ² ~ N(-4, 1) and is at least
     1e-4.

@@ -1,6 +1,6 @@
 """Layer rules: how the parameters of each kind of operation enter the network's outputs."""
 
-from lingp.linearization.rules import convolution, elementwise, embedding, linear, normalization
+from lingp.linearization.rules import convolution, elementwise, linear
 from lingp.linearization.rules.base import (
     FUNCTION_RULES,
     Dense,
@@ -21,7 +21,5 @@ __all__ = [
     "Rule",
     "convolution",
     "elementwise",
-    "embedding",
     "linear",
-    "normalization",
 ]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lingp.linearization.rules.base import Dense, Operation, Outer, Piece, rule_for
+from lingp.linearization.rules.base import Dense, Operation, Outer, Piece, present, rule_for
 
 
 def windows(
@@ -45,10 +45,16 @@ def _tuple(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
     return values * dims if len(values) == 1 else values
 
 
-def _grouped(a: Tensor, g: Tensor, out_first: bool) -> Tensor:
-    """Dense Jacobian (C, B, ...) of a grouped weight from a (B, S, G, I) and g (C, B, S, G, O)."""
-    equation = "bsgi,cbsgo->cbgoi" if out_first else "bsgi,cbsgo->cbgio"
-    return torch.einsum(equation, a, g).flatten(2, 3)  # (C, B, G·O, I) or (C, B, G·I, O)
+def _grouped(weight: Tensor, groups: int, a: Tensor, g: Tensor, equation: str) -> Dense:
+    """The Jacobian of a grouped weight from a (B, S, I) and g (C, B, S, O) of all groups."""
+    a, g = a.unflatten(-1, (groups, -1)), g.unflatten(-1, (groups, -1))
+    jacobian = torch.einsum(equation, a, g).flatten(2, 3)  # (C, B, G·O, I) or (C, B, G·I, O)
+    return Dense(jacobian.unflatten(-1, weight.shape[1:]))
+
+
+def _bias(operation: Operation, g: Tensor) -> dict[str, Piece]:
+    """The bias's piece, from the gradients in the output, (C, B, O, *space)."""
+    return {"bias": Dense(g.flatten(3).sum(-1))} if "bias" in operation.parameters else {}
 
 
 def _operation(
@@ -64,14 +70,13 @@ def _operation(
     dims = weight.dim() - 2
     if input.dim() != dims + 2:
         return None
-    parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
     options = {
         "stride": _tuple(stride, dims),
         "padding": padding if isinstance(padding, str) else _tuple(padding, dims),
         "dilation": _tuple(dilation, dims),
         "groups": groups,
     }
-    return Operation(input, parameters, options)
+    return Operation(input, present(weight=weight, bias=bias), options)
 
 
 def _weight(operation: Operation) -> tuple[Tensor, torch.Size, int]:
@@ -110,17 +115,13 @@ class ConvolutionRule:
         x = _pad(x, before, after)
         counts = g.shape[-dims:]
         cut = windows(x, kernel, stride, dilation, counts)  # (B, I, *counts, *kernel)
-        cut = cut.movedim(1, 1 + dims).flatten(1, dims)  # (B, S, I, *kernel)
-        g = g.flatten(3).mT  # (C, B, S, O)
+        a = cut.movedim(1, 1 + dims).flatten(1, dims).flatten(2)  # (B, S, I·k)
+        by_position = g.flatten(3).mT  # (C, B, S, O)
         if groups == 1:
             bias = "bias" if "bias" in operation.parameters else None
-            return {"weight": Outer(cut.flatten(2), g, bias=bias)}
-        a = cut.unflatten(2, (groups, -1)).flatten(3)  # (B, S, G, I/G·k)
-        jacobian = _grouped(a, g.unflatten(-1, (groups, -1)), out_first=True)
-        pieces: dict[str, Piece] = {"weight": Dense(jacobian.unflatten(-1, weight.shape[1:]))}
-        if "bias" in operation.parameters:
-            pieces["bias"] = Dense(g.sum(2))
-        return pieces
+            return {"weight": Outer(a, by_position, bias=bias)}
+        piece = _grouped(weight, groups, a, by_position, "bsgi,cbsgo->cbgoi")
+        return {"weight": piece, **_bias(operation, g)}
 
 
 @rule_for(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -152,18 +153,10 @@ class TransposedConvolutionRule:
         after = [n - p - size for n, p, size in zip(need, padding, g.shape[-dims:], strict=True)]
         padded = _pad(g.flatten(0, 1), padding, after)
         cut = windows(padded, kernel, stride, dilation, counts)  # (C·B, O, *counts, *kernel)
-        cut = (
-            cut.movedim(1, 1 + dims).flatten(1, dims).unflatten(0, g.shape[:2])
-        )  # (C, B, S, O, *k)
+        cut = cut.movedim(1, 1 + dims).flatten(1, dims).flatten(2)
+        by_position = cut.unflatten(0, g.shape[:2])  # (C, B, S, O·k)
         a = x.flatten(2).mT  # (B, S, I)
-        pieces: dict[str, Piece] = {}
-        if groups == 1:
-            pieces["weight"] = Outer(a, cut.flatten(3), input_major=True)
-        else:
-            a = a.unflatten(-1, (groups, -1))
-            g_windows = cut.unflatten(3, (groups, -1)).flatten(4)
-            jacobian = _grouped(a, g_windows, out_first=False)
-            pieces["weight"] = Dense(jacobian.unflatten(-1, weight.shape[1:]))
-        if "bias" in operation.parameters:
-            pieces["bias"] = Dense(g.flatten(3).sum(-1))
-        return pieces
+        piece: Piece = Outer(a, by_position, input_major=True)
+        if groups > 1:
+            piece = _grouped(weight, groups, a, by_position, "bsgi,cbsgo->cbgio")
+        return {"weight": piece, **_bias(operation, g)}

@@ -1,18 +1,21 @@
-"""Bare parameters added to or multiplied with the examples: x + p, p ∘ x, by broadcasting.
+"""Parameters added to or multiplied with the examples: h = w ∘ z + b, with z free of them.
 
-Scales, shifts and learned positions are usually written this way rather than as a layer; learned
-tokens are repeated for every example.
+Normalisation layers are such operations. Scales, shifts and learned positions are usually written
+x + p or p ∘ x rather than as a layer, and learned tokens are repeated for every example. The
+Jacobian of w is g ∘ z, that of b is g, summed over the axes along which they are shared.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from lingp.linearization.rules.base import IN_PLACE, Dense, Operation, Piece, rule_for
+from lingp.linearization.rules.base import IN_PLACE, Dense, Operation, Piece, present, rule_for
 
 IN_PLACE.update(
     {
@@ -126,3 +129,147 @@ class RepeatRule:
         for axis, size in enumerate(sizes, 2):
             g = g.unflatten(axis, (-1, size)).sum(axis)
         return {"parameter": Dense(g.reshape(*g.shape[:2], *shape))}
+
+
+def _channel_sum(g: Tensor) -> Tensor:
+    """Sum (C, B, channels, *space) over space."""
+    return g.flatten(3).sum(3) if g.dim() > 3 else g
+
+
+class _Gain:
+    """Shared by the rules below: z is `function` of the input and the operation's options."""
+
+    function: Callable[..., Tensor]
+
+    def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
+        pieces: dict[str, Piece] = {}
+        for role, parameter in operation.parameters.items():
+            local = g * self.function(x, **operation.options) if role == "weight" else g
+            pieces[role] = Dense(self.reduce(local, parameter))
+        return pieces
+
+    def reduce(self, g: Tensor, parameter: Tensor) -> Tensor:
+        """Sum over the axes that share the parameter: all but the channels."""
+        return _channel_sum(g)
+
+
+class _TrailingGain(_Gain):
+    def reduce(self, g: Tensor, parameter: Tensor) -> Tensor:
+        """Sum over everything between the rows and the parameter's own axes."""
+        return g.reshape(*g.shape[:2], -1, *parameter.shape).sum(2)
+
+
+@rule_for(F.layer_norm)
+class LayerNormRule(_TrailingGain):
+    """z = (x − mean) / sqrt(var + eps) over the trailing axes."""
+
+    function = staticmethod(F.layer_norm)
+
+    def bind(
+        self,
+        input: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Operation:
+        options = {"normalized_shape": tuple(normalized_shape), "eps": eps}
+        return Operation(input, present(weight=weight, bias=bias), options, axes=None)
+
+
+@rule_for(F.rms_norm)
+class RMSNormRule(_TrailingGain):
+    """z = x / sqrt(mean x² + eps) over the trailing axes."""
+
+    function = staticmethod(F.rms_norm)
+
+    def bind(
+        self,
+        input: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Tensor | None = None,
+        eps: float | None = None,
+    ) -> Operation:
+        options = {"normalized_shape": tuple(normalized_shape), "eps": eps}
+        return Operation(input, present(weight=weight), options, axes=None)
+
+
+@rule_for(F.group_norm)
+class GroupNormRule(_Gain):
+    """z normalised over groups of channels."""
+
+    function = staticmethod(F.group_norm)
+
+    def bind(
+        self,
+        input: Tensor,
+        num_groups: int,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Operation:
+        options = {"num_groups": num_groups, "eps": eps}
+        return Operation(input, present(weight=weight, bias=bias), options)
+
+
+@rule_for(F.batch_norm)
+class BatchNormRule(_Gain):
+    """z from the running statistics (with those of the batch, rows would not be independent)."""
+
+    function = staticmethod(F.batch_norm)
+
+    def bind(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Operation | None:
+        if training:
+            return None
+        options = {"running_mean": running_mean, "running_var": running_var, "eps": eps}
+        return Operation(input, present(weight=weight, bias=bias), options)
+
+
+@rule_for(F.instance_norm)
+class InstanceNormRule(_Gain):
+    """z normalised per example and channel, or from running statistics."""
+
+    function = staticmethod(F.instance_norm)
+
+    def bind(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None = None,
+        running_var: Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        use_input_stats: bool = True,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Operation:
+        options = {
+            "running_mean": running_mean,
+            "running_var": running_var,
+            "use_input_stats": use_input_stats,
+            "eps": eps,
+        }
+        return Operation(input, present(weight=weight, bias=bias), options)
+
+
+@rule_for(F.prelu, torch.prelu)
+class PReLURule:
+    """h = max(0, x) + w min(0, x): ∂f/∂w = Σ g ∘ min(0, x), one w or one per channel."""
+
+    def bind(self, input: Tensor, weight: Tensor) -> Operation:
+        return Operation(input, {"weight": weight})
+
+    def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
+        local = g * x.clamp(max=0)
+        if operation.parameters["weight"].numel() == 1:
+            return {"weight": Dense(local.flatten(2).sum(2, keepdim=True))}
+        return {"weight": Dense(_channel_sum(local))}

@@ -1,4 +1,4 @@
-"""Linear maps: h = a Wᵀ + b, over any leading axes."""
+"""Linear maps, h = a Wᵀ + b over any leading axes, and tables, of which positions read rows."""
 
 from __future__ import annotations
 
@@ -6,23 +6,30 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lingp.linearization.rules.base import Dense, Operation, Outer, Piece, rule_for
+from lingp.linearization.rules.base import Lookup, Operation, Outer, Piece, present, rule_for
+
+
+def _outer(
+    operation: Operation, a: Tensor, g: Tensor, input_major: bool = False
+) -> dict[str, Piece]:
+    """∂f/∂W = Σ_s g_s a_sᵀ and ∂f/∂b = Σ_s g_s, s over all axes but the examples'."""
+    a = a.reshape(a.shape[0], -1, a.shape[-1])  # (B, S, I)
+    g = g.reshape(*g.shape[:2], -1, g.shape[-1])  # (C, B, S, O)
+    bias = "bias" if "bias" in operation.parameters else None
+    return {"weight": Outer(a, g, input_major, bias)}
 
 
 @rule_for(F.linear)
 class LinearRule:
-    """∂f/∂W = Σ_s g_s a_sᵀ and ∂f/∂b = Σ_s g_s, s over all axes but the examples'."""
+    """h = a Wᵀ + b."""
 
     def bind(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Operation | None:
         if weight.dim() != 2:
             return None
-        parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        return Operation(input, parameters, axes=None)
+        return Operation(input, present(weight=weight, bias=bias), axes=None)
 
     def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
-        a = x.reshape(x.shape[0], -1, x.shape[-1])  # (B, S, I)
-        g = g.reshape(*g.shape[:2], -1, g.shape[-1])  # (C, B, S, O)
-        return {"weight": Outer(a, g, bias="bias" if "bias" in operation.parameters else None)}
+        return _outer(operation, x, g)
 
 
 @rule_for(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
@@ -35,8 +42,7 @@ class MatmulRule:
         return Operation(input, {"weight": other}, axes=None)
 
     def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
-        a = x.reshape(x.shape[0], -1, x.shape[-1])
-        return {"weight": Outer(a, g.reshape(*g.shape[:2], -1, g.shape[-1]), input_major=True)}
+        return _outer(operation, x, g, input_major=True)
 
 
 @rule_for(torch.addmm, Tensor.addmm)
@@ -48,16 +54,11 @@ class AddmmRule:
     ) -> Operation | None:
         if beta != 1 or alpha != 1:
             return None
-        bias = {"bias": input} if input.numel() == mat2.shape[1] else {}
-        return Operation(mat1, {"weight": mat2, **bias})
+        bias = input if input.numel() == mat2.shape[1] else None
+        return Operation(mat1, present(weight=mat2, bias=bias))
 
     def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
-        g = g.unsqueeze(2)
-        pieces: dict[str, Piece] = {"weight": Outer(x.unsqueeze(1), g, input_major=True)}
-        if "bias" in operation.parameters:
-            shape = operation.parameters["bias"].shape
-            pieces["bias"] = Dense(g.sum(2).unflatten(2, shape))
-        return pieces
+        return _outer(operation, x, g, input_major=True)
 
 
 @rule_for(F.bilinear)
@@ -67,11 +68,73 @@ class BilinearRule:
     def bind(
         self, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
     ) -> Operation:
-        parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        parameters = present(weight=weight, bias=bias)
         return Operation(input1, parameters, axes=None, aligned={"input2": input2})
 
     def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
-        products = (x.unsqueeze(-1) * operation.aligned["input2"].unsqueeze(-2)).flatten(-2)
-        a = products.reshape(x.shape[0], -1, products.shape[-1])
-        g = g.reshape(*g.shape[:2], -1, g.shape[-1])
-        return {"weight": Outer(a, g, bias="bias" if "bias" in operation.parameters else None)}
+        products = x.unsqueeze(-1) * operation.aligned["input2"].unsqueeze(-2)
+        return _outer(operation, products.flatten(-2), g)
+
+
+def _read(index: Tensor, operation: Operation) -> Tensor:
+    """The places that read a row with a gradient; in torch, the row of padding has none."""
+    padding = operation.options["padding_idx"]
+    if padding is None:
+        return torch.ones_like(index, dtype=torch.bool)
+    return index != padding % len(operation.parameters["weight"])
+
+
+@rule_for(F.embedding)
+class EmbeddingRule:
+    """∂f/∂W[v] = Σ_s 1[index_s = v] g_s; the padding row has no gradient, as in torch."""
+
+    def bind(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> Operation | None:
+        if max_norm is not None:  # the table then depends on which rows are read
+            return None
+        return Operation(input, {"weight": weight}, {"padding_idx": padding_idx}, axes=None)
+
+    def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
+        index = x.reshape(x.shape[0], -1).long()
+        g = g.reshape(*g.shape[:2], index.shape[1], g.shape[-1])
+        return {"weight": Lookup(index, _read(index, operation).to(g), g)}
+
+
+@rule_for(F.embedding_bag)
+class EmbeddingBagRule:
+    """Bags given as rows (B, S), summed or averaged, with or without per-sample weights."""
+
+    def bind(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        offsets: Tensor | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        sparse: bool = False,
+        per_sample_weights: Tensor | None = None,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+    ) -> Operation | None:
+        if max_norm is not None or mode == "max" or input.dim() != 2:
+            return None
+        aligned = {} if per_sample_weights is None else {"scale": per_sample_weights}
+        options = {"mode": mode, "padding_idx": padding_idx}
+        return Operation(input, {"weight": weight}, options, aligned=aligned)
+
+    def pieces(self, operation: Operation, x: Tensor, g: Tensor) -> dict[str, Piece]:
+        index = x.long()
+        scale = operation.aligned.get("scale", g.new_ones(())) * _read(index, operation)
+        if operation.options["mode"] == "mean":
+            scale = scale / scale.sum(1, keepdim=True).clamp(min=1)
+        return {"weight": Lookup(index, scale, g.unsqueeze(2).expand(-1, -1, index.shape[1], -1))}

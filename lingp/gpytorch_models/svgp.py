@@ -12,8 +12,9 @@ from gpytorch.models import ApproximateGP
 from gpytorch.variational import CholeskyVariationalDistribution, _VariationalDistribution
 from torch import Tensor, nn
 
-from lingp.kernels import NetworkMean, NTKernel
-from lingp.models.whitened_strategy import WhitenedStrategy
+from lingp.gpytorch_models.means import NetworkMean
+from lingp.gpytorch_models.ntkernel import NTKernel
+from lingp.gpytorch_models.whitened_strategy import WhitenedStrategy
 
 
 class LinearizedSVGP(ApproximateGP):
@@ -22,7 +23,7 @@ class LinearizedSVGP(ApproximateGP):
     f ~ GP(m(x), J(x) Σ0 J(x')ᵀ), with m(x) = f(x; θ*) unless `mean` says otherwise, and a normal
     q(u) of the values at M inducing inputs, all C outputs each. Train it as any
     `gpytorch.models.ApproximateGP`, with `VariationalELBO` or `PredictiveLogLikelihood`; the
-    likelihood is GPyTorch's or one of ours through `lingp.likelihoods.to_gpytorch`. Calling it
+    likelihood is GPyTorch's or one of ours through `to_gpytorch`. Calling it
     gives q(f): a `MultivariateNormal` (N), or for C > 1 a `MultitaskMultivariateNormal` (N x C),
     interleaved.
 
@@ -42,7 +43,7 @@ class LinearizedSVGP(ApproximateGP):
         Whether the inducing inputs are parameters. The network's inputs must be continuous.
     mean : callable, optional
         Makes the mean function from the kernel: `NetworkMean`, for a prior around the trained
-        weights, or `lingp.models.PriorMean`, for the kernel's own. The network has seen the data:
+        weights, or `PriorMean`, for the kernel's own. The network has seen the data:
         under `NetworkMean` the bound is no guide to the prior's precision, which it drives up.
 
     Raises
@@ -55,7 +56,7 @@ class LinearizedSVGP(ApproximateGP):
     Examples
     --------
     >>> net = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
-    >>> model = lingp.models.LinearizedSVGP(net, torch.randn(5, 2))
+    >>> model = lingp.gpytorch_models.LinearizedSVGP(net, torch.randn(5, 2))
     >>> model(torch.randn(7, 2)).event_shape
     torch.Size([7, 3])
     """
@@ -104,7 +105,8 @@ def _as_kernel(network: nn.Module) -> NTKernel:
     if isinstance(network, Kernel):
         raise TypeError(
             f"network: got a {type(network).__name__}; expected a network or its NTKernel. Other "
-            "kernels go into a gpytorch.models.ApproximateGP with lingp.models.WhitenedStrategy"
+            "kernels go into a gpytorch.models.ApproximateGP with "
+            "lingp.gpytorch_models.WhitenedStrategy"
         )
     return NTKernel.from_model(network).double()
 

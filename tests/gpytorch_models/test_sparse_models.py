@@ -7,7 +7,7 @@ from gpytorch.distributions import MultivariateNormal
 from kernel_cases import DenseGP, ExactModel, dense_jacobian, make_data, make_network
 from torch import nn
 
-from lingp.kernels import NetworkMean, NTKernel
+from lingp.gpytorch_models import NetworkMean, NTKernel
 
 PRECISION, NOISE = 0.5, 1 / 64
 

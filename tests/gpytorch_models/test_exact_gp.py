@@ -14,7 +14,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from kernel_cases import DenseGP, ExactModel, dense_jacobian, make_data, make_network
 from linear_operator.utils.warnings import NumericalWarning
 
-from lingp.kernels import ExactKernel, NetworkMean, NTKernel
+from lingp.gpytorch_models import ExactKernel, NetworkMean, NTKernel
 from lingp.priors import Layerwise
 
 NOISE, PRECISION = 1 / 64, 0.5  # exact in float32, in which GPyTorch reads Python numbers

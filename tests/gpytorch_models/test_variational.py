@@ -26,8 +26,8 @@ from inducing_cases import (
 )
 from torch.testing import assert_close
 
-from lingp.likelihoods import Categorical, Gaussian, to_gpytorch
-from lingp.models import LinearizedSVGP
+from lingp.gpytorch_models import LinearizedSVGP, to_gpytorch
+from lingp.likelihoods import Categorical, Gaussian
 
 OUTPUTS = pytest.mark.parametrize("num_outputs", [1, 2])
 POINTS = 5

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import gpytorch
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from linear_operator.operators import LinearOperator, MatmulLinearOperator, SumLinearOperator
 from torch import Tensor
 from torch.distributions import Distribution
 
 from lingp.likelihoods.base import Likelihood
 from lingp.likelihoods.expectations import expected_log_prob
 from lingp.likelihoods.predictives.base import Predictive
-from lingp.operators.output_blocks import output_blocks
+from lingp.operators import NTKLinearOperator
 
 
 class GPyTorchLikelihood(gpytorch.likelihoods.Likelihood):
@@ -154,13 +156,39 @@ def _output_covariance(dist: MultitaskMultivariateNormal) -> Tensor:
     num_data, num_outputs = dist.event_shape
     if dist._interleaved:
         return output_blocks(dist.lazy_covariance_matrix, num_outputs)
-    dense = dist.covariance_matrix
-    grid = dense.reshape(*dense.shape[:-2], num_outputs, num_data, num_outputs, num_data)
+    grid = dist.covariance_matrix.unflatten(-1, (-1, num_data)).unflatten(-3, (-1, num_data))
     return grid.diagonal(dim1=-3, dim2=-1).movedim(-1, -3)
 
 
-class PredictedTargets(Distribution):
-    """p(y_n) as a torch distribution; `predictive` has intervals, class probabilities and more.
+def output_blocks(covariance: LinearOperator, num_outputs: int) -> Tensor:
+    """The C x C blocks on the diagonal, (... x N x C x C), rows `n·C + c`.
+
+    The matrix is formed for kinds of operators only that aren't kernels, products, or sums of them.
+
+    Parameters
+    ----------
+    covariance
+        (... x N·C x N·C).
+    num_outputs
+        C.
+    """
+    covariance = covariance.evaluate_kernel()
+    rows = (covariance.shape[-1] // num_outputs, num_outputs)
+    if isinstance(covariance, NTKLinearOperator):
+        return covariance.diagonal_blocks()
+    if isinstance(covariance, SumLinearOperator):
+        first, *others = (output_blocks(part, num_outputs) for part in covariance.linear_ops)
+        return sum(others, start=first)
+    if isinstance(covariance, MatmulLinearOperator):
+        left = covariance.left_linear_op.to_dense().unflatten(-2, rows)
+        right = covariance.right_linear_op.to_dense().mT.unflatten(-2, rows)
+        return left @ right.mT
+    grid = covariance.to_dense().unflatten(-1, rows).unflatten(-3, rows)  # (..., N, C, N, C)
+    return grid.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+
+
+class _Targets(Distribution):
+    """A distribution over the targets of each datum.
 
     Moments are (... x N x M), M as the likelihood's `moment_shape` has it; draws have the
     targets' shape.
@@ -168,14 +196,29 @@ class PredictedTargets(Distribution):
 
     arg_constraints: dict[str, Any] = {}  # noqa: RUF012
 
-    def __init__(self, predictive: Predictive, sites: _Sites) -> None:
-        self.predictive, self._sites = predictive, sites
-        shape = sites.likelihood.target_shape(sites.output_shape)
-        super().__init__(sites.batch_shape, torch.Size(shape), validate_args=False)
+    def __init__(
+        self, likelihood: Likelihood, output_shape: tuple[int, ...], batch_shape: torch.Size
+    ) -> None:
+        self.likelihood, self.output_shape = likelihood, output_shape
+        shape = torch.Size(likelihood.target_shape(output_shape))
+        super().__init__(batch_shape, shape, validate_args=False)
 
     def _moment(self, values: Tensor) -> Tensor:
-        shape = self._sites.likelihood.moment_shape(self._sites.output_shape)
-        return values.reshape(*self.batch_shape, *shape)
+        return values.reshape(*self.batch_shape, *self.likelihood.moment_shape(self.output_shape))
+
+    def _draws(self, draws: Tensor, sample_shape: Sequence[int]) -> Tensor:
+        shape = tuple(self.event_shape)
+        # a known quantity beside each target is no part of a draw
+        shape = shape if math.prod(shape) == draws.shape[-1] else shape[:-1]
+        return draws.reshape(*sample_shape, *self.batch_shape, *shape)
+
+
+class PredictedTargets(_Targets):
+    """p(y_n) as a torch distribution; `predictive` has intervals, class probabilities and more."""
+
+    def __init__(self, predictive: Predictive, sites: _Sites) -> None:
+        super().__init__(sites.likelihood, sites.output_shape, sites.batch_shape)
+        self.predictive, self._sites = predictive, sites
 
     @property
     def mean(self) -> Tensor:
@@ -196,18 +239,11 @@ class PredictedTargets(Distribution):
     ) -> Tensor:
         """Draws of y, independent over data."""
         draws = self.predictive.sample(math.prod(sample_shape), generator)
-        return draws.reshape(*sample_shape, *self.batch_shape, *self._value_shape(draws))
-
-    def _value_shape(self, draws: Tensor) -> tuple[int, ...]:
-        shape = tuple(self.event_shape)
-        # a known quantity beside each target is no part of a draw
-        return shape if math.prod(shape) == draws.shape[-1] else shape[:-1]
+        return self._draws(draws, sample_shape)
 
 
-class ConditionalTargets(Distribution):
+class ConditionalTargets(_Targets):
     """p(y | f) for latent samples f (... x N x C), as a torch distribution."""
-
-    arg_constraints: dict[str, Any] = {}  # noqa: RUF012
 
     def __init__(
         self,
@@ -215,13 +251,8 @@ class ConditionalTargets(Distribution):
         f: Tensor,
         output_shape: tuple[int, ...],
     ) -> None:
-        self.likelihood, self.f = likelihood, f
-        self.output_shape = output_shape
-        shape = torch.Size(likelihood.target_shape(output_shape))
-        super().__init__(f.shape[:-1], shape, validate_args=False)
-
-    def _moment(self, values: Tensor) -> Tensor:
-        return values.reshape(*self.batch_shape, *self.likelihood.moment_shape(self.output_shape))
+        super().__init__(likelihood, output_shape, f.shape[:-1])
+        self.f = f
 
     @property
     def mean(self) -> Tensor:
@@ -241,8 +272,6 @@ class ConditionalTargets(Distribution):
         sample_shape: torch.Size | list[int] | tuple[int, ...] = (),
         generator: torch.Generator | None = None,
     ) -> Tensor:
+        """Draws of y for every sample of f."""
         f = self.f.expand(*sample_shape, *self.f.shape)
-        draws = self.likelihood.sample(f, generator=generator)
-        shape = tuple(self.event_shape)
-        shape = shape if math.prod(shape) == draws.shape[-1] else shape[:-1]
-        return draws.reshape(*f.shape[:-1], *shape)
+        return self._draws(self.likelihood.sample(f, generator=generator), sample_shape)

@@ -44,12 +44,12 @@ class FrozenNetwork(torch.nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the network and of everything made from it."""
+        """The dtype of the network and of everything made from it."""
         return self.linearized.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the network lies."""
+        """The device that the network is on."""
         return self.linearized.device
 
     def num_outputs(self, x: Tensor) -> int:

@@ -6,7 +6,7 @@ import torch
 from gpytorch.test.base_kernel_test_case import BaseKernelTestCase
 from torch import nn
 
-from lingp.kernels import NTKernel
+from lingp.gpytorch_models import NTKernel
 
 
 class PooledNetwork(nn.Module):

@@ -9,8 +9,8 @@ import torch
 from linear_operator.operators import LinearOperator
 from torch import Tensor, nn
 
-from lingp.kernels.exact_kernel import SolvedExactly, warn_if_solved_iteratively
-from lingp.kernels.frozen_network import FrozenNetwork
+from lingp.gpytorch_models.exact_kernel import SolvedExactly, warn_if_solved_iteratively
+from lingp.gpytorch_models.frozen_network import FrozenNetwork
 from lingp.linearization import Factors, LinearizedNetwork, ParameterSelection
 from lingp.operators.exact import ExactDenseLinearOperator
 from lingp.operators.ntk import NTKLinearOperator

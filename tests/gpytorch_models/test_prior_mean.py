@@ -5,8 +5,7 @@ import torch
 from inducing_cases import dense_jacobian, make_data, make_net
 from torch.testing import assert_close
 
-from lingp.kernels import NTKernel
-from lingp.models import LinearizedSVGP, PriorMean
+from lingp.gpytorch_models import LinearizedSVGP, NTKernel, PriorMean
 from lingp.priors import Isotropic
 
 

@@ -22,7 +22,7 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
-from lingp.linalg.psd import with_jitter
+from lingp.linalg.psd import lower_root
 from lingp.operators.exact import ExactSumLinearOperator, as_exact
 
 
@@ -47,11 +47,12 @@ class InducingPointNTKernel(InducingPointKernel):
     ----------
     base_kernel : NTKernel, or a kernel made from it
     inducing_points : (M x D) tensor
-        Where to start; a parameter. `kernel.inducing_points.requires_grad_(False)` keeps them.
+        Where training starts; they are a parameter, and
+        `kernel.inducing_points.requires_grad_(False)` keeps them.
     likelihood : gpytorch.likelihoods.Likelihood
-        That of the model: a Gaussian one whose noise is independent over rows and outputs.
+        The model's own: a Gaussian one whose noise is independent over rows and outputs.
     active_dims : optional
-        Of `gpytorch.kernels.Kernel`.
+        As for `gpytorch.kernels.Kernel`.
 
     Raises
     ------
@@ -78,9 +79,9 @@ class InducingPointNTKernel(InducingPointKernel):
     def projection(self, x: Tensor) -> Tensor:
         """Ψ(x) = K(x, Z) L⁻ᵀ, (... x N·C x M·C)."""
         points = self.inducing_points
-        factor = torch.linalg.cholesky(with_jitter(to_dense(self.base_kernel(points))))
+        root = lower_root(to_dense(self.base_kernel(points)))
         cross = to_dense(self.base_kernel(points, x))
-        return torch.linalg.solve_triangular(factor, cross, upper=False).mT
+        return torch.linalg.solve_triangular(root, cross, upper=False).mT
 
     def noise_variances(self, x: Tensor) -> Tensor:
         """D, (... x N·C)."""
@@ -158,7 +159,7 @@ class TitsiasPredictionStrategy(SGPRPredictionStrategy):
             identity = torch.eye(weighted.shape[-1], dtype=weighted.dtype, device=weighted.device)
             self._factor = torch.linalg.cholesky(identity + weighted.mT @ weighted)  # of A
             right = weighted.mT @ (residual.unsqueeze(-1) / scale)
-            self._values = torch.linalg.solve_triangular(self._factor, right, upper=False)
+            self._values = torch.cholesky_solve(right, self._factor)  # A⁻¹ Ψᵀ D⁻¹ (y − m)
 
     def exact_prediction(
         self,
@@ -176,11 +177,9 @@ class TitsiasPredictionStrategy(SGPRPredictionStrategy):
             )
         x: Tensor = covariance.x1
         projection = self.kernel.projection(x)  # Ψ*
-        half = torch.linalg.solve_triangular(self._factor, projection.mT, upper=False)
-        mean = test_mean + (half.mT @ self._values).squeeze(-1)
+        mean = test_mean + (projection @ self._values).squeeze(-1)
         if settings.skip_posterior_variances.on():
             return mean, ZeroLinearOperator(*covariance.shape)
-        change = MatmulLinearOperator(
-            torch.cat([half.mT, -projection], -1), torch.cat([half, projection.mT], -2)
-        )
+        solved = torch.cholesky_solve(projection.mT, self._factor)
+        change = MatmulLinearOperator(projection, solved - projection.mT)  # Ψ* (A⁻¹ − I) Ψ*ᵀ
         return mean, ExactSumLinearOperator(as_exact(self.kernel.base_kernel(x)), change)

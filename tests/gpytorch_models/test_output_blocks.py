@@ -11,9 +11,9 @@ from linear_operator.operators import (
 from torch import nn
 from torch.testing import assert_close
 
-from lingp.kernels import NTKernel
+from lingp.gpytorch_models import NTKernel
+from lingp.gpytorch_models.likelihood import output_blocks
 from lingp.operators.exact import ExactSumLinearOperator
-from lingp.operators.output_blocks import output_blocks
 
 DATA, OUTPUTS = 4, 3
 ROWS = DATA * OUTPUTS

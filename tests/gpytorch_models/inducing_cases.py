@@ -9,8 +9,7 @@ from gpytorch.mlls import VariationalELBO
 from torch import nn
 from torch.func import functional_call, jacrev, vmap
 
-from lingp.kernels import NetworkMean, NTKernel
-from lingp.models import LinearizedSVGP
+from lingp.gpytorch_models import LinearizedSVGP, NetworkMean, NTKernel
 
 PRECISION = 0.5
 NOISE = 1 / 64  # exact in float32, in which GPyTorch reads Python numbers

@@ -10,6 +10,7 @@ import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from torch.nn.functional import softplus
 
+from lingp.gpytorch_models import to_gpytorch
 from lingp.likelihoods import (
     AutodiffLikelihood,
     Bernoulli,
@@ -19,7 +20,6 @@ from lingp.likelihoods import (
     Heteroscedastic,
     NegativeBinomial,
     Poisson,
-    to_gpytorch,
 )
 
 

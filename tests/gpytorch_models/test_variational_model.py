@@ -20,8 +20,7 @@ from inducing_cases import (
 from torch import nn
 from torch.testing import assert_close
 
-from lingp.kernels import NTKernel
-from lingp.models import LinearizedSVGP, WhitenedStrategy
+from lingp.gpytorch_models import LinearizedSVGP, NTKernel, WhitenedStrategy
 
 
 def test_batches_of_inputs():

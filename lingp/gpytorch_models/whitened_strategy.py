@@ -7,10 +7,10 @@ from typing import Any
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.variational import VariationalStrategy
 from linear_operator import to_dense
-from linear_operator.operators import LinearOperator
+from linear_operator.operators import LinearOperator, TriangularLinearOperator
 from torch import Tensor
 
-from lingp.linalg.psd import with_jitter
+from lingp.linalg.psd import lower_root
 from lingp.operators.exact import ExactSumLinearOperator
 
 
@@ -55,7 +55,7 @@ class WhitenedStrategy(VariationalStrategy):
         prior = self.model.forward(x, **kwargs)
         kernel, points = self.model.covar_module, self.inducing_points
         mean, covariance = self._compute_predictive_updates(
-            chol=self._cholesky_factor(with_jitter(to_dense(kernel(points)))),
+            chol=TriangularLinearOperator(lower_root(to_dense(kernel(points)))),
             induc_data_covar=to_dense(kernel(points, x)),
             inducing_values=inducing_values,
             variational_inducing_covar=variational_inducing_covar,

@@ -19,10 +19,10 @@ from inducing_cases import (
 )
 from torch.testing import assert_close
 
+from lingp.gpytorch_models import InducingPointNTKernel, NetworkMean, PriorMean
 from lingp.inference import Sparse
-from lingp.kernels import NetworkMean
 from lingp.likelihoods import Gaussian
-from lingp.models import InducingPointNTKernel, LinearizedGP, PriorMean
+from lingp.models import LinearizedGP
 
 OUTPUTS = pytest.mark.parametrize("num_outputs", [1, 2])
 

@@ -7,7 +7,7 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from kernel_cases import dense_jacobian, make_data, make_network
 from torch import nn
 
-from lingp.kernels import NetworkMean, NTKernel
+from lingp.gpytorch_models import NetworkMean, NTKernel
 from lingp.operators import NTKLinearOperator
 from lingp.priors import Layerwise
 

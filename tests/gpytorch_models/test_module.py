@@ -11,7 +11,7 @@ import torch
 from kernel_cases import ExactModel, make_data, make_network
 from torch import nn
 
-from lingp.kernels import NetworkMean, NTKernel
+from lingp.gpytorch_models import NetworkMean, NTKernel
 from lingp.linearization import LinearizedNetwork
 from lingp.priors import Isotropic, Layerwise
 
