@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from lingp.inference import Blocks
-from lingp.training.augmentations import (
+from lingp.invariance import (
     Augmentation,
     Augmented,
     Composed,
+    EvidenceGradient,
+    InputLearner,
     InputScale,
+    InputStep,
     RandomAffine,
     RandomRotation,
+    evidence_gradient,
 )
 from lingp.training.checkpoint import CheckpointError
 from lingp.training.compared import Candidate, Comparison
@@ -26,8 +30,6 @@ from lingp.training.heads import (
 from lingp.training.heads_conversion import NaturalFromMeanVariance
 from lingp.training.history import EvidenceStep, History
 from lingp.training.hyperparameter_step import hyperparameter_step
-from lingp.training.input_learner import InputLearner, InputStep
-from lingp.training.invariance import EvidenceGradient, evidence_gradient
 from lingp.training.map_loss import penalty
 from lingp.training.plan import Plan
 from lingp.training.pruning import prune

@@ -11,12 +11,12 @@ from torch import nn
 from lingp.inference import Mean
 from lingp.inference.choice import Inference
 from lingp.likelihoods import Likelihood
+from lingp.invariance import InputLearner
 from lingp.linearization import ParameterSelection
 from lingp.models.fitting import Missing
 from lingp.models.tuning import SearchMethod
 from lingp.priors import Prior
 from lingp.runtime.progress import track
-from lingp.training.input_learner import InputLearner
 from lingp.training.optimization import MakeOptimizer
 from lingp.training.outcome import EvidenceTraining
 from lingp.training.plan import Plan, Rates, Selection
