@@ -31,7 +31,7 @@ from lingp.training.heads_conversion import NaturalFromMeanVariance
 from lingp.training.history import EvidenceStep, History
 from lingp.training.hyperparameter_step import hyperparameter_step
 from lingp.training.map_loss import penalty
-from lingp.training.plan import Plan
+from lingp.training.plan import TrainingPlan
 from lingp.training.pruning import prune
 from lingp.training.pruning_search import Pruned, Removal
 from lingp.training.trainer import EvidenceTrainer
@@ -54,12 +54,12 @@ __all__ = [
     "InputStep",
     "NaturalFromMeanVariance",
     "NaturalHead",
-    "Plan",
     "Pruned",
     "RandomAffine",
     "RandomRotation",
     "Removal",
     "TrainingFailedError",
+    "TrainingPlan",
     "TrainingStoppedWarning",
     "compare_by_evidence",
     "effective_parameters",

@@ -17,9 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lingp.likelihoods import Likelihood
 from lingp.models import LinearizedGP
-from lingp.priors import Prior
 from lingp.training.compared import Candidate, Comparison, Run
 from lingp.training.effective import effective_parameters
 from lingp.training.evidence_training import EvidenceTraining, train_with_evidence
@@ -33,8 +31,6 @@ def compare_by_evidence(
     X: Any = None,
     y: Any = None,
     *,
-    likelihood: Likelihood | str = "gaussian",
-    prior: Prior | float | None = None,
     restarts: int = 1,
     X_test: Any = None,
     y_test: Any = None,
@@ -51,8 +47,6 @@ def compare_by_evidence(
         or what is trained already, an `EvidenceTraining` or a `LinearizedGP` with data.
     X, y
         Training data; not needed where everything is trained.
-    likelihood, prior
-        As in `train_with_evidence`, of every candidate that is trained here.
     restarts
         Starts of each function among the candidates. The run of the largest evidence stands for the
         candidate.
@@ -64,7 +58,8 @@ def compare_by_evidence(
     progress
         Whether training shows its progress.
     **options
-        Of `train_with_evidence`; `mean` is "network" by default.
+        Those of `train_with_evidence`, such as `plan`, `likelihood` and `prior`, of every candidate
+        that is trained here; `mean` is "network" by default.
 
     Returns
     -------
@@ -102,16 +97,12 @@ def compare_by_evidence(
 
     def train(given: nn.Module | Callable[..., nn.Module], seed: int) -> EvidenceTraining:
         # the mean that hyperparameters are learned with: evidences of others would not compare
-        own = {"generator": torch.Generator().manual_seed(seed), "mean": "network", **options}
-        return train_with_evidence(
-            _network(given, seed),
-            X,
-            y,
-            likelihood=likelihood,
-            prior=prior,
-            progress=progress,
-            **own,
-        )
+        own: dict[str, Any] = {
+            "generator": torch.Generator().manual_seed(seed),
+            "mean": "network",
+            **options,
+        }
+        return train_with_evidence(_network(given, seed), X, y, progress=progress, **own)
 
     made = []
     for name, given in candidates.items():

@@ -19,12 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from lingp.inference import ConvergenceWarning, Mean
-from lingp.inference.choice import Inference
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.tuning.mackay import applies
 from lingp.inference.tuning.spectrum import has_spectral_evidence
 from lingp.likelihoods import Likelihood
-from lingp.linearization import ParameterSelection
 from lingp.models import LinearizedGP
 from lingp.models.fitting import Missing
 from lingp.models.tuning import SearchMethod
@@ -44,15 +42,13 @@ def hyperparameter_step(
     *,
     likelihood: Likelihood,
     prior: Prior,
-    parameters: ParameterSelection = "all",
-    inference: Inference = "auto",
     mean: Mean = "network",
     sample_weight: Any = None,
     missing: Missing = "error",
-    memory_budget: int | None = None,
     method: SearchMethod = "auto",
     tolerance: float = TOLERANCE,
     max_evaluations: int = EVALUATIONS,
+    **options: Any,
 ) -> EvidenceStep:
     """Move prior and likelihood, in place, to the evidence's maximum for the network as it is.
 
@@ -70,12 +66,14 @@ def hyperparameter_step(
         with `requires_grad` off stay. Precisions stay between 1e-8 and 1e8. A prior with
         mean="network" stays at the weights that it was first bound to, see `Prior.hold_mean`; bind
         it before the first step of the loop.
-    parameters, inference, mean, memory_budget
+    mean
         As in `LinearizedGP`. Where the evidence of a refitted mean misleads (class labels, free
         variances: the features have seen the targets), that of the network's mean is taken.
     method, tolerance, max_evaluations
         As in `LinearizedGP.optimize_hyperparameters`. "auto": one eigendecomposition where that
         serves, else MacKay's fixed point where it applies, else L-BFGS.
+    **options
+        Others of `LinearizedGP`, such as `parameters`, `inference` and `memory_budget`.
 
     Returns
     -------
@@ -96,12 +94,10 @@ def hyperparameter_step(
         y,
         likelihood=likelihood,
         prior=prior,
-        parameters=parameters,
-        inference=inference,
         mean=mean,
         sample_weight=sample_weight,
         missing=missing,
-        memory_budget=memory_budget,
+        **options,
     )
     prior.hold_mean()  # the weights move on
     found = move(gp, method=method, tolerance=tolerance, max_evaluations=max_evaluations)

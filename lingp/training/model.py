@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypedDict
 
 from lingp.inference import Mean
 from lingp.inference.choice import Inference, check_inference, predicts
@@ -25,19 +26,38 @@ from lingp.training.map_loss import Penalty
 from lingp.training.state import State
 
 
+class ModelOptions(TypedDict, total=False):
+    """What a network is trained as, in the words of `LinearizedGP`; every one may be left out.
+
+    Attributes
+    ----------
+    likelihood, prior, parameters, inference, memory_budget
+        As in `LinearizedGP`. Likelihood and prior are copied. Weights that the prior isn't over are
+        trained without penalty.
+    mean
+        Whose mean predictions have: as in `LinearizedGP`, or "auto", refitted where noise is
+        Gaussian, else the network's.
+    """
+
+    likelihood: Likelihood | str
+    prior: Prior | float | None
+    parameters: ParameterSelection
+    inference: Inference
+    mean: Mean | Literal["auto"]
+    memory_budget: int | None
+
+
 class ModelInTraining:
     """Network, likelihood and prior as they are now, and the data they are trained on.
 
     Parameters
     ----------
-    net, likelihood, prior
-        Are copied.
+    net
+        The network to start from, which is copied.
     X, y, sample_weight, missing
-        As `LinearizedGP.fit` takes them.
-    parameters, inference, memory_budget
-        As in `LinearizedGP`.
-    mean
-        Whose mean predictions have. "auto": refitted where noise is Gaussian.
+        Training data, as `LinearizedGP.fit` takes them.
+    likelihood, prior, parameters, inference, mean, memory_budget
+        See `ModelOptions`.
 
     Attributes
     ----------
@@ -55,14 +75,14 @@ class ModelInTraining:
         X: Any,
         y: Any,
         *,
-        likelihood: Likelihood | str,
-        prior: Prior | float | None,
-        parameters: ParameterSelection,
         sample_weight: Any,
         missing: Missing,
-        inference: Inference,
-        mean: Mean | Literal["auto"],
-        memory_budget: int | None,
+        likelihood: Likelihood | str = "gaussian",
+        prior: Prior | float | None = None,
+        parameters: ParameterSelection = "all",
+        inference: Inference = "auto",
+        mean: Mean | Literal["auto"] = "auto",
+        memory_budget: int | None = None,
     ) -> None:
         if not isinstance(net, nn.Module):
             raise TypeError(f"net: got {type(net).__name__}; expected a torch.nn.Module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,22 +11,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lingp.training.plan import RATES, Plan
+from lingp.training.plan import TrainingPlan
 
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+_RATES = (1e-2, 1e-5)
 
 
 class Optimization:
-    """Steps of an optimizer at the learning rates of a plan.
+    """An optimizer at the learning rates of a plan.
 
     Parameters
     ----------
     weights
         What is moved.
-    make
-        Makes the optimizer; Adam if None.
     plan
-        Whose learning rates.
+        What makes the optimizer, and its learning rates.
     num_steps
         How many steps there will be.
     steady
@@ -37,14 +35,13 @@ class Optimization:
     def __init__(
         self,
         weights: Sequence[nn.Parameter],
-        make: MakeOptimizer | None,
-        plan: Plan,
+        plan: TrainingPlan,
         num_steps: int,
         steady: bool = True,
     ) -> None:
-        self.num_steps, rates = num_steps, plan.learning_rate
+        self.num_steps, make, rates = num_steps, plan.optimizer, plan.learning_rate
         if make is None and rates is None:
-            rates = RATES
+            rates = _RATES
         self.weights = list(weights)
         if make is None:
             betas = (0.9, 0.999 if steady else 0.99)

@@ -55,8 +55,6 @@ def training_rows(
             f'missing: "nan", but {type(likelihood).__name__} can\'t have missing targets; leave '
             "out rows without a target"
         )
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size: expected at least 1, got {batch_size}")
     device = network.device
 
     def to(t: Tensor) -> Tensor:

@@ -8,19 +8,17 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from lingp.inference import Mean
 from lingp.inference.choice import Inference, predicts, randomness
 from lingp.inference.factorize import OutOfRangeError, RoundingWarning
 from lingp.likelihoods import Likelihood
-from lingp.linearization import ParameterSelection
 from lingp.models import LinearizedGP
 from lingp.models.fitting import Missing
-from lingp.models.tuning import SearchMethod
 from lingp.priors import Prior
 from lingp.runtime.tensors import set_tensors, tensors_of
 from lingp.training import faults
@@ -28,10 +26,11 @@ from lingp.training.checkpoint import PathLike, read_checkpoint, write_checkpoin
 from lingp.training.fingerprint import describe, describe_module, describe_network
 from lingp.training.history import EvidenceStep, History
 from lingp.training.hyperparameter_step import look, mean_curvature, move
-from lingp.training.model import ModelInTraining
-from lingp.training.optimization import MakeOptimizer, Optimization
+from lingp.training.model import ModelInTraining, ModelOptions
+from lingp.training.optimization import Optimization
+from lingp.training.options import check_options
 from lingp.training.outcome import EvidenceTraining
-from lingp.training.plan import Plan, Selection
+from lingp.training.plan import Kept, TrainingPlan
 from lingp.training.randomness import PrivateRandomness
 from lingp.training.rows import training_rows
 from lingp.training.state import KeptStates, State
@@ -51,25 +50,16 @@ class EvidenceTrainer:
         The network to start from; it stays as it is.
     X, y, sample_weight, missing
         Training data, as `LinearizedGP.fit` takes them. A loader is iterated anew every epoch.
-    likelihood, prior, parameters, inference, memory_budget
-        As in `LinearizedGP`. Likelihood and prior are copied. Weights that the prior isn't over are
-        trained without penalty.
-    mean
-        Whose mean predictions have: as in `LinearizedGP`, or "auto", refitted where noise is
-        Gaussian. Hyperparameters are learned with the network's.
     plan
-        How long, and when hyperparameters move.
-    batch_size
-        Rows of a step, of arrays; by default all, or 256 where there are more than 2048.
-    optimizer
-        Makes an optimizer for the weights; Adam by default.
-    method
-        Of hyperparameter steps, as in `LinearizedGP.optimize_hyperparameters`.
+        How long, when hyperparameters move, and how.
     generator
         Draws batches, and the seed of dropout; a fixed seed by default.
     every_step
         Called after each step of the optimizer with the network, likelihood, prior and the step's
         number, from 0. If it has `state_dict` and `load_state_dict`, they go into checkpoints.
+    **options
+        `likelihood`, `prior`, `parameters`, `inference`, `mean` and `memory_budget`, as in
+        `train_with_evidence`.
 
     Attributes
     ----------
@@ -84,7 +74,7 @@ class EvidenceTrainer:
     --------
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     >>> X = torch.linspace(-1, 1, 20).unsqueeze(1)
-    >>> trainer = EvidenceTrainer(net, X, X.sin(), plan=Plan(steps=20, updates=2))
+    >>> trainer = EvidenceTrainer(net, X, X.sin(), plan=TrainingPlan(steps=20, updates=2))
     >>> while not trainer.finished:
     ...     trainer.step()
     >>> trainer.result().gp.predict(X).mean.shape
@@ -97,36 +87,18 @@ class EvidenceTrainer:
         X: Any,
         y: Any = None,
         *,
-        likelihood: Likelihood | str = "gaussian",
-        prior: Prior | float | None = None,
-        parameters: ParameterSelection = "all",
-        plan: Plan | None = None,
+        plan: TrainingPlan | None = None,
         sample_weight: Any = None,
         missing: Missing = "error",
-        batch_size: int | None = None,
-        optimizer: MakeOptimizer | None = None,
-        inference: Inference = "auto",
-        mean: Mean | Literal["auto"] = "auto",
-        method: SearchMethod = "auto",
-        memory_budget: int | None = None,
         generator: torch.Generator | None = None,
         every_step: EveryStep | None = None,
+        **options: Unpack[ModelOptions],
     ) -> None:
-        self.plan = plan or Plan()
-        self.method: SearchMethod = method
+        check_options(options)
+        self.plan = plan = plan or TrainingPlan()
         self.every_step = every_step
         self.model = model = ModelInTraining(
-            net,
-            X,
-            y,
-            likelihood=likelihood,
-            prior=prior,
-            parameters=parameters,
-            sample_weight=sample_weight,
-            missing=missing,
-            inference=inference,
-            mean=mean,
-            memory_budget=memory_budget,
+            net, X, y, sample_weight=sample_weight, missing=missing, **options
         )
         generator = generator or torch.Generator().manual_seed(0)
         seed = torch.randint(2**62, (), generator=generator, device=generator.device)
@@ -140,35 +112,31 @@ class EvidenceTrainer:
                 network=model.untrained,
                 dtype=model.dtype,
                 likelihood=model.likelihood,
-                batch_size=batch_size,
+                batch_size=plan.batch_size,
                 generator=generator,
             )
         model.inputs_seen()
-        self.num_steps = self.plan.num_steps(self._rows.batches_per_epoch)
+        self.num_steps = plan.num_steps(self._rows.batches_per_epoch)
         rows, weights = self._rows.num_rows * model.num_outputs, model.untrained.num_parameters
         flops = float(rows) * weights * min(rows, weights)
-        self._moves = self.plan.hyperparameter_steps(self.num_steps, flops)
+        self._moves = plan.hyperparameter_steps(self.num_steps, flops)
         self._steady = not any(p.requires_grad for p in model.likelihood.parameters())
-        self._optimization = Optimization(
-            model.weights, optimizer, self.plan, self.num_steps, self._steady
-        )
+        self._optimization = Optimization(model.weights, plan, self.num_steps, self._steady)
         self._described = {
             "network": describe_network(model.network),
             "likelihood": describe_module(model.likelihood),
             "prior": describe_module(model.prior),
             "parameters": describe(model.untrained.parameter_names),
-            "plan": describe(self.plan),
+            "plan": describe(replace(plan, optimizer=None, checkpoint_every=None)),
             "optimizer": self._optimization.describe(),
-            "batch_size": describe(batch_size),
-            "inference": describe(inference),
-            "mean": mean,
-            "method": method,
+            "inference": describe(model.inference),
+            "mean": options.get("mean", "auto"),
         }
         self.history = History()
         self.steps_taken = 0
         self.stopped: str | None = None
         self._loss = torch.zeros(())
-        self._kept = KeptStates(keep_best=self.plan.select == "evidence")
+        self._kept = KeptStates(keep_best=plan.select == "evidence")
         self._strikes = 0
         # of the loss, against the start. Noise that falls to a hundredth would throw weights away,
         # by gradients that are a hundred times those that Adam has seen; so the loss is scaled
@@ -243,7 +211,7 @@ class EvidenceTrainer:
         before = model.state(self.steps_taken)
         steepness = None if self._steady else mean_curvature(gp)
         try:
-            found = move(gp, method=self.method) if move_them else look(gp)
+            found = move(gp, method=self.plan.method) if move_them else look(gp)
             # evidences of different blocks of rows don't compare
             hold = move_them and self.plan.hold and predicts(model.inference)
             if hold and found.evidence < self._kept.largest:
@@ -270,9 +238,7 @@ class EvidenceTrainer:
         self._accept(found)
         return found
 
-    def result(
-        self, *, progress: bool = False, select: Selection | None = None
-    ) -> EvidenceTraining:
+    def result(self, *, progress: bool = False, select: Kept | None = None) -> EvidenceTraining:
         """What training gave: the state that the plan selects, conditioned on the data.
 
         Parameters
@@ -290,7 +256,7 @@ class EvidenceTrainer:
         if select == "evidence" and self.plan.select != "evidence":
             raise ValueError(
                 'select: "evidence", but the plan keeps only the last state; give '
-                'Plan(select="evidence")'
+                'TrainingPlan(select="evidence")'
             )
         now, chosen = self.model.state(self._place), self._kept.best
         if select == "last":

@@ -9,6 +9,7 @@ from torch import nn
 from torch.func import functional_call, jacrev
 
 from lingp import LinearizedGP
+from lingp.invariance.input_model import InputModel
 from lingp.likelihoods import Categorical, Gaussian
 from lingp.priors import Diagonal, Isotropic, Layerwise, UnitWise
 from lingp.training import (
@@ -19,10 +20,10 @@ from lingp.training import (
     InputScale,
     RandomAffine,
     RandomRotation,
+    TrainingPlan,
     evidence_gradient,
     train_with_evidence,
 )
-from lingp.invariance.input_model import InputModel
 
 STEP = 1e-5  # differences of second order are then off by 1e-10 relative, rounding by as much
 
@@ -351,11 +352,8 @@ def test_training_goes_on_after_a_kill(tmp_path):
             x,
             y,
             likelihood="categorical",
-            steps=30,
-            updates=2,
-            batch_size=7,
+            plan=TrainingPlan(steps=30, updates=2, batch_size=7, checkpoint_every=4),
             checkpoint=checkpoint,
-            checkpoint_every=4,
             input_learner=learner,
             progress=False,
         )
