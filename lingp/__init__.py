@@ -8,8 +8,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from lingp import (
+    comparison,
     data,
     inference,
+    invariance,
     kernels,
     likelihoods,
     linearization,
@@ -18,6 +20,7 @@ from lingp import (
     operators,
     plots,
     priors,
+    pruning,
     saving,
     training,
 )
@@ -46,9 +49,11 @@ __all__ = [
     "Prediction",
     "Sparse",
     "__version__",
+    "comparison",
     "data",
     "estimators",
     "inference",
+    "invariance",
     "kernels",
     "likelihoods",
     "linearization",
@@ -57,6 +62,7 @@ __all__ = [
     "operators",
     "plots",
     "priors",
+    "pruning",
     "register_rule",
     "saving",
     "train_with_evidence",

@@ -16,8 +16,6 @@ from lingp.invariance import (
     evidence_gradient,
 )
 from lingp.training.checkpoint import CheckpointError
-from lingp.training.compared import Candidate, Comparison
-from lingp.training.comparison import compare_by_evidence
 from lingp.training.effective import effective_parameters
 from lingp.training.evidence_training import EvidenceTraining, train_with_evidence
 from lingp.training.faults import TrainingFailedError, TrainingStoppedWarning
@@ -32,17 +30,13 @@ from lingp.training.history import EvidenceStep, History
 from lingp.training.hyperparameter_step import hyperparameter_step
 from lingp.training.map_loss import penalty
 from lingp.training.plan import TrainingPlan
-from lingp.training.pruning import prune
-from lingp.training.pruning_search import Pruned, Removal
 from lingp.training.trainer import EvidenceTrainer
 
 __all__ = [
     "Augmentation",
     "Augmented",
     "Blocks",
-    "Candidate",
     "CheckpointError",
-    "Comparison",
     "Composed",
     "EvidenceGradient",
     "EvidenceStep",
@@ -54,21 +48,17 @@ __all__ = [
     "InputStep",
     "NaturalFromMeanVariance",
     "NaturalHead",
-    "Pruned",
     "RandomAffine",
     "RandomRotation",
-    "Removal",
     "TrainingFailedError",
     "TrainingPlan",
     "TrainingStoppedWarning",
-    "compare_by_evidence",
     "effective_parameters",
     "evidence_gradient",
     "hyperparameter_step",
     "initialize_head",
     "natural_outputs",
     "penalty",
-    "prune",
     "train_with_evidence",
     "with_natural_head",
 ]

@@ -62,12 +62,15 @@ class History(list[EvidenceStep]):
     def __str__(self) -> str:
         names = list(self[0].hyperparameters) if self else []
         heads = ["step", "evidence", "before", "log lik", "γ", "loss", "rate", *names, "s"]
-        rows = [heads, *(_cells(step) for step in self)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
-        return "\n".join(
-            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            for row in rows
-        )
+        return "\n".join(aligned([heads, *(_cells(step) for step in self)]))
+
+
+def aligned(rows: list[list[str]]) -> list[str]:
+    """Rows of a table as lines: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    ]
 
 
 def _cells(step: EvidenceStep) -> list[str]:

@@ -12,6 +12,7 @@ from lingp.likelihoods import Gaussian
 from lingp.linearization import LinearizedNetwork
 from lingp.models import LinearizedGP
 from lingp.priors import Isotropic, UnitWise
+from lingp.pruning import prune
 from lingp.training import (
     Augmented,
     CheckpointError,
@@ -21,7 +22,6 @@ from lingp.training import (
     TrainingPlan,
     hyperparameter_step,
     penalty,
-    prune,
     train_with_evidence,
 )
 

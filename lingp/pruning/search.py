@@ -18,9 +18,9 @@ from lingp.linearization.inputs import num_rows
 from lingp.linearization.selection import unwrapped
 from lingp.models import LinearizedGP
 from lingp.priors import Prior
-from lingp.training.local_evidence import LocalEvidence
-from lingp.training.switched import Switched, per_weight, positions, prior_of_kept
-from lingp.training.units import Unit, hidden_units, without
+from lingp.pruning.local_evidence import LocalEvidence
+from lingp.pruning.switched import Switched, per_weight, positions, prior_of_kept
+from lingp.pruning.units import Unit, hidden_units, without
 
 What = Literal["units", "weights"]
 Order = list[tuple[int, float]]  # what goes, with the expected changes

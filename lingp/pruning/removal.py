@@ -2,7 +2,7 @@
 
 A weight that the data do not need costs evidence: its volume of prior is paid for, and nothing is
 bought. What the evidence loses or gains by each removal follows from one posterior
-(`lingp.training.local_evidence`), which says in which order to go; in rounds, what is left is
+(`lingp.pruning.local_evidence`), which says in which order to go; in rounds, what is left is
 linearised again and its evidence computed, which says how far. The network isn't trained again.
 
 The other weights move to make up for a removal, by a step of the linearised model (the optimal
@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 
 from lingp.models import LinearizedGP
+from lingp.pruning.search import Pruned, Search, What, with_network_mean
 from lingp.runtime.memory import format_bytes, memory_for
 from lingp.runtime.progress import count
 from lingp.training.evidence_training import EvidenceTraining
-from lingp.training.pruning_search import Pruned, Search, What, with_network_mean
 
 
 def prune(

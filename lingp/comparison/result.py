@@ -1,21 +1,14 @@
-"""What a comparison by evidence found: a table, ranks and a picture."""
+"""What a comparison by evidence found: a table, and ranks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from lingp.models import LinearizedGP
-from lingp.training.evidence_training import EvidenceTraining
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-# Okabe and Ito (2008), told apart by all common kinds of colour vision
-_BLUE, _VERMILION, _GREY = "#0072B2", "#D55E00", "#777777"
-_MOST_NAMES = 24  # more of them would lie on each other
+from lingp.training import EvidenceTraining
+from lingp.training.history import aligned
 
 
 @dataclass(frozen=True)
@@ -187,13 +180,9 @@ class Comparison:
         pairs = self._pairs()
         if len(pairs) < 3:
             return None
-        rho = spearmanr(*zip(*pairs, strict=True))
-        tau = kendalltau(*zip(*pairs, strict=True))
+        rho, tau = (rank(*zip(*pairs, strict=True)) for rank in (spearmanr, kendalltau))
         return RankCorrelation(
-            float(rho.statistic),
-            float(tau.statistic),
-            float(tau.pvalue),
-            len(pairs),
+            float(rho.statistic), float(tau.statistic), float(tau.pvalue), len(pairs)
         )
 
     @property
@@ -202,42 +191,26 @@ class Comparison:
         pairs = self._pairs()
         return max(test for _, test in pairs) - pairs[0][1] if pairs else None
 
+    @property
+    def tested(self) -> bool:
+        """Whether there are test data."""
+        return bool(self._pairs())
+
     def _pairs(self) -> list[tuple[float, float]]:
         """Evidence and test log-likelihood of those that have both, in order."""
-        runs = [c.best_run for c in self.candidates]
         return [
-            (r.evidence, r.test_log_likelihood)
-            for r in runs
-            if r is not None and r.test_log_likelihood is not None
+            (c.evidence, c.test_log_likelihood)
+            for c in self.candidates
+            if c.test_log_likelihood is not None
         ]
 
     def __str__(self) -> str:
         """A table sorted by evidence, in nats; differences are to the row above all others."""
-        tested = bool(self._pairs())
-        header = ["candidate", "evidence", "difference", "per datum", "log-lik.", "γ", "P", "s"]
-        rows = [header + (["test log-lik."] if tested else [])]
+        heads = ["candidate", "evidence", "difference", "per datum", "log-lik.", "γ", "P", "s"]
+        rows = [[*heads, "test log-lik."], *(self._row(c) for c in self.candidates)]
+        lines = aligned(rows if self.tested else [row[:-1] for row in rows])
         for c in self.candidates:
-            run = c.best_run
-            if run is None:
-                rows.append([c.name, f"failed: {c.failure}"])
-                continue
-            row = [
-                c.name,
-                f"{run.evidence:.2f}",
-                f"{run.evidence - self.candidates[0].evidence:.2f}",
-                f"{run.evidence / run.num_data:.4f}",
-                f"{run.log_likelihood:.2f}",
-                f"{run.effective_parameters:.1f}",
-                f"{run.num_parameters}",
-                f"{run.seconds:.1f}",
-            ]
-            if tested:
-                test = run.test_log_likelihood
-                row.append("–" if test is None else f"{test:.4f}")
-            rows.append(row)
-        lines = _aligned(rows)
-        for c in self.candidates:
-            if c.best_run is not None and c.failure is not None:
+            if c.failure is not None:
                 lines.append(f"{c.name}: {c.failure}")
             lines += [f"{c.name}: stopped, {run.stopped}" for run in c.runs if run.stopped]
         if self.rank_correlation is not None:
@@ -245,111 +218,18 @@ class Comparison:
             lines.append(f"test log-likelihood lost by this choice: {self.regret:.4f} per row")
         return "\n".join(lines)
 
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """Evidence per datum, against test log-likelihood where there are test data.
-
-        The choice is filled; restarts that were not kept are small; candidates that failed are
-        named with a cross.
-
-        Parameters
-        ----------
-        ax
-            Axes to draw on; new ones by default. Needs matplotlib (`pip install lingp[plots]`).
-        """
-        from matplotlib import pyplot
-
-        if ax is None:
-            height = 4.0 if self._pairs() else max(2.0, 0.6 + 0.28 * len(self.candidates))
-            ax = pyplot.subplots(figsize=(6.0, height), layout="constrained")[1]
-        if self._pairs():
-            self._scatter(ax)
-        else:
-            self._dots(ax)
-        ax.set_xlabel("log evidence per datum (nats)")
-        ax.grid(True, alpha=0.25, linewidth=0.6)
-        ax.set_axisbelow(True)
-        for side in ("top", "right"):
-            ax.spines[side].set_visible(False)
-        return ax
-
-    def _scatter(self, ax: Any) -> None:
-        fine = [c for c in self.candidates if c.best_run is not None]
-        for c in fine:
-            for run in c.runs:
-                if not run.finite or run.test_log_likelihood is None:
-                    continue
-                chosen, kept = c is self.candidates[0], run is c.best_run
-                at = (run.evidence / run.num_data, run.test_log_likelihood)
-                _dot(ax, *at, chosen=chosen, kept=kept)
-                if kept and (len(fine) <= _MOST_NAMES or chosen):
-                    ax.annotate(
-                        c.name, at, xytext=(5, 4), textcoords="offset points", fontsize="small"
-                    )
-        ax.set_ylabel("test log-likelihood per datum (nats)")
-        found = self.rank_correlation
-        if found is not None:
-            ax.set_title(f"Spearman's rank correlation {found.spearman:.2f}", fontsize="medium")
-        failed = [c.name for c in self.candidates if c.best_run is None]
-        if failed:
-            ax.text(
-                0.0,
-                -0.2,
-                "× failed: " + ", ".join(failed),
-                transform=ax.transAxes,
-                color=_GREY,
-                fontsize="small",
-                wrap=True,
-            )
-
-    def _dots(self, ax: Any) -> None:
-        for row, c in enumerate(self.candidates):
-            for run in c.runs:
-                if run.finite:
-                    chosen, kept = row == 0, run is c.best_run
-                    _dot(ax, run.evidence / run.num_data, row, chosen=chosen, kept=kept)
-            if c.best_run is None:
-                ax.plot(
-                    0.02, row, "x", color=_GREY, transform=ax.get_yaxis_transform(), clip_on=False
-                )
-                ax.annotate(
-                    "failed",
-                    (0.04, row),
-                    xycoords=ax.get_yaxis_transform(),
-                    va="center",
-                    color=_GREY,
-                    fontsize="small",
-                )
-        ax.set_yticks(range(len(self.candidates)), [c.name for c in self.candidates])
-        ax.set_ylim(len(self.candidates) - 0.5, -0.5)
-
-
-def _dot(ax: Any, x: float, y: float, *, chosen: bool, kept: bool) -> None:
-    colour = _VERMILION if chosen else _BLUE
-    face = colour if chosen and kept else "none"
-    size, alpha = (7.0, 1.0) if kept else (3.5, 0.6)
-    ax.plot(
-        x,
-        y,
-        marker="D" if chosen else "o",
-        markersize=size,
-        markerfacecolor=face,
-        color=colour,
-        alpha=alpha,
-        linestyle="none",
-    )
-
-
-def _aligned(rows: list[list[str]]) -> list[str]:
-    """Columns of equal width, the first to the left, numbers to the right."""
-    full = [row for row in rows if len(row) == len(rows[0])]
-    widths = [max(len(row[i]) for row in full) for i in range(len(rows[0]))]
-    widths[0] = max(widths[0], *(len(row[0]) for row in rows))
-    lines = []
-    for row in rows:
-        if len(row) < len(rows[0]):
-            lines.append(f"{row[0]:<{widths[0]}}  {row[1]}")
-            continue
-        cells = [f"{row[0]:<{widths[0]}}"]
-        cells += [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join(cells))
-    return lines
+    def _row(self, candidate: Candidate) -> list[str]:
+        run, test = candidate.best_run, candidate.test_log_likelihood
+        if run is None:
+            return [candidate.name, "failed", *[""] * 7]
+        return [
+            candidate.name,
+            f"{run.evidence:.2f}",
+            f"{run.evidence - self.candidates[0].evidence:.2f}",
+            f"{run.evidence / run.num_data:.4f}",
+            f"{run.log_likelihood:.2f}",
+            f"{run.effective_parameters:.1f}",
+            f"{run.num_parameters}",
+            f"{run.seconds:.1f}",
+            "–" if test is None else f"{test:.4f}",
+        ]

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lingp.comparison.result import Candidate, Comparison, Run
 from lingp.models import LinearizedGP
-from lingp.training.compared import Candidate, Comparison, Run
 from lingp.training.effective import effective_parameters
 from lingp.training.evidence_training import EvidenceTraining, train_with_evidence
 
