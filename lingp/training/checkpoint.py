@@ -7,7 +7,7 @@ from typing import Any
 
 from lingp.runtime.files import PathLike, UnreadableError, read_whole, write_whole
 
-FORMAT = "lingp training 1"
+FORMAT = "lingp training 2"
 
 
 class CheckpointError(ValueError):

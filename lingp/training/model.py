@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any, Literal
 
 import torch
@@ -11,19 +10,21 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from lingp.inference import Mean
+from lingp.inference.batches import Batch
 from lingp.inference.choice import Inference, check_inference, predicts
 from lingp.likelihoods import Likelihood, QuadraticLikelihood, as_likelihood
 from lingp.linearization import LinearizedNetwork, ParameterSelection
+from lingp.linearization.frozen import plain_copy
 from lingp.linearization.inputs import call_network
 from lingp.linearization.selection import unwrapped
 from lingp.models import LinearizedGP
 from lingp.models.fitting import Missing
 from lingp.priors import Prior, as_prior
 from lingp.runtime.memory import memory_for
-from lingp.training.batches import Batch
+from lingp.runtime.tensors import set_tensors, tensors_of
 from lingp.training.hyperparameter_step import conditioned
 from lingp.training.map_loss import Penalty
-from lingp.training.state import State
+from lingp.training.snapshots import Snapshot
 
 
 class ModelOptions(TypedDict, total=False):
@@ -67,6 +68,8 @@ class ModelInTraining:
         The network as it was.
     weights
         The parameters that are trained.
+    data
+        What `LinearizedGP.fit` is given.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class ModelInTraining:
         check_inference(inference)
         if mean not in ("auto", "network", "refit"):
             raise ValueError(f'mean: expected "auto", "network" or "refit", got {mean!r}')
-        self.network = _copy(net)
+        self.network = plain_copy(unwrapped(net))
         self.weights = [p for p in self.network.parameters() if p.requires_grad]
         if not self.weights:
             raise ValueError("net: none of its parameters requires grad; there is nothing to train")
@@ -97,36 +100,31 @@ class ModelInTraining:
         self.untrained = LinearizedNetwork(self.network, parameters)
         # the weights move, a mean that was theirs stays
         self.prior = copy.deepcopy(as_prior(prior)).bind_to(self.untrained).hold_mean()
-        self.data = X, y
         self.inference, self.memory_budget = inference, memory_budget
-        self._fit: dict[str, Any] = {"sample_weight": sample_weight, "missing": missing}
+        self.data: dict[str, Any] = {
+            "X": X,
+            "y": y,
+            "sample_weight": sample_weight,
+            "missing": missing,
+        }
         refit = mean == "auto" and isinstance(self.likelihood, QuadraticLikelihood)
         self._mean: Mean = "refit" if refit or mean == "refit" else "network"
         # modules that were in evaluation mode in a network that wasn't stay there
         self._training = {m for m in self.network.modules() if m.training or not net.training}
+        self._modules = nn.ModuleDict(
+            {"network": self.network, "prior": self.prior, "likelihood": self.likelihood}
+        )
         self.inputs_seen()
 
     @property
-    def device(self) -> torch.device:
-        """Where the network lies."""
-        return self.weights[0].device
-
-    @property
     def dtype(self) -> torch.dtype:
-        """Of the network's inputs."""
+        """That of the network's inputs."""
         return self.weights[0].dtype
-
-    @property
-    def num_outputs(self) -> int:
-        """C, known once the network has been run."""
-        assert self.untrained.output_shape is not None
-        return math.prod(self.untrained.output_shape)
 
     def inputs_seen(self) -> None:
         """To be called when the network was run first: inputs show which layer is its last."""
         self.prior.bind_to(self.untrained)
-        self._parameters = self.untrained.parameter_names
-        self._penalty = Penalty(self.network, self.prior)
+        self.hyperparameters_moved()
 
     def loss(self, batch: Batch, num_rows: int) -> Tensor:
         """The loss of maximum a posteriori training per row of the data, 0-d, with a graph.
@@ -135,11 +133,12 @@ class ModelInTraining:
         """
         for module in self.network.modules():
             module.training = module in self._training
-        f = call_network(self.network, batch.inputs).reshape(len(batch), -1)
-        each = self.likelihood.log_prob(batch.targets, f)
-        if batch.weights is not None:
-            each = each * batch.weights
-        return self._penalty() / num_rows - each.sum() / len(batch)
+        inputs, targets, weights = batch
+        f = call_network(self.network, inputs).reshape(len(targets), -1)
+        each = self.likelihood.log_prob(targets, f)
+        if weights is not None:
+            each = each * weights
+        return self._penalty() / num_rows - each.sum() / len(targets)
 
     def conditioned(self) -> LinearizedGP:
         """As it is now, conditioned on the data, to learn hyperparameters from.
@@ -148,43 +147,39 @@ class ModelInTraining:
         its evidence would stop regularising too early.
         """
         self.network.eval()
-        X, y = self.data
         return conditioned(
             self.network,
-            X,
-            y,
             likelihood=self.likelihood,
             prior=self.prior,
             inference=self.inference,
             memory_budget=self.memory_budget,
-            parameters=self._parameters,
-            **self._fit,
+            parameters=self.untrained.parameter_names,
+            **self.data,
         )
 
     def predictor(self, *, progress: bool) -> LinearizedGP:
         """It as it is now, copied and conditioned on the data, to predict with."""
-        # blocks of rows have no posterior to predict with
-        inference: Inference = self.inference if predicts(self.inference) else "auto"
         gp = LinearizedGP(
             self.network,
             copy.deepcopy(self.likelihood),
             prior=copy.deepcopy(self.prior),
-            inference=inference,
+            # blocks of rows have no posterior to predict with
+            inference=self.inference if predicts(self.inference) else "auto",
             memory_budget=self.memory_budget,
-            parameters=self._parameters,
+            parameters=self.untrained.parameter_names,
             mean=self._mean,
             # the prior that kept the weights small while they learned says how sure to be
             mean_scale=1.0,
         )
-        return gp.fit(*self.data, progress=progress, prepare=False, **self._fit)
+        return gp.fit(**self.data, progress=progress, prepare=False)
 
-    def state(self, step: int) -> State:
-        """A copy of all values."""
-        return State.of(step, self.network, self.prior, self.likelihood)
+    def snapshot(self, step: int) -> Snapshot:
+        """Copies of all values, which are those after this step."""
+        return step, tensors_of(self._modules)
 
-    def restore(self, state: State) -> None:
+    def restore(self, snapshot: Snapshot) -> None:
         """Put all values back."""
-        state.restore(self.network, self.prior, self.likelihood)
+        set_tensors(self._modules, snapshot[1])
         self.hyperparameters_moved()
 
     def hyperparameters_moved(self) -> None:
@@ -194,16 +189,4 @@ class ModelInTraining:
     def fix_memory_budget(self) -> None:
         """Hold to the memory that is free now: the method, and so the bits, may depend on it."""
         if self.memory_budget is None:
-            self.memory_budget = int(memory_for(None, self.device))
-
-
-def _copy(net: nn.Module) -> nn.Module:
-    """A copy that can be trained, out of wrappers for compilation and parallel work."""
-    net = unwrapped(net)
-    memo: dict[int, Any] = {}
-    for module in net.modules():
-        for value in vars(module).values():
-            if isinstance(value, Tensor) and not value.is_leaf:
-                # deepcopy refuses tensors with a graph, which weight_norm leaves behind
-                memo[id(value)] = value.detach().clone()
-    return copy.deepcopy(net, memo)
+            self.memory_budget = int(memory_for(None, self.untrained.device))

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import Unpack
 
-from lingp.inference.choice import Inference, predicts, randomness
+from lingp.inference.choice import predicts, randomness
 from lingp.inference.factorize import OutOfRangeError, RoundingWarning
 from lingp.likelihoods import Likelihood
 from lingp.models import LinearizedGP
@@ -22,6 +22,7 @@ from lingp.models.fitting import Missing
 from lingp.priors import Prior
 from lingp.runtime.tensors import set_tensors, tensors_of
 from lingp.training import faults
+from lingp.training.batches import endless_batches
 from lingp.training.checkpoint import PathLike, read_checkpoint, write_checkpoint
 from lingp.training.fingerprint import describe, describe_module, describe_network
 from lingp.training.history import EvidenceStep, History
@@ -32,8 +33,7 @@ from lingp.training.options import check_options
 from lingp.training.outcome import EvidenceTraining
 from lingp.training.plan import Kept, TrainingPlan
 from lingp.training.randomness import PrivateRandomness
-from lingp.training.rows import training_rows
-from lingp.training.state import KeptStates, State
+from lingp.training.snapshots import KeptSnapshots
 
 EveryStep = Callable[[nn.Module, Likelihood, Prior, int], object]
 
@@ -102,23 +102,14 @@ class EvidenceTrainer:
         )
         generator = generator or torch.Generator().manual_seed(0)
         seed = torch.randint(2**62, (), generator=generator, device=generator.device)
-        self._randomness = PrivateRandomness(int(seed), model.device)
+        self._randomness = PrivateRandomness(int(seed), model.untrained.device)
         with self._randomness.entered():
-            self._rows = training_rows(
-                X,
-                y,
-                sample_weight,
-                missing=missing,
-                network=model.untrained,
-                dtype=model.dtype,
-                likelihood=model.likelihood,
-                batch_size=plan.batch_size,
-                generator=generator,
-            )
+            self._batches = endless_batches(model, plan.batch_size, generator)
         model.inputs_seen()
-        self.num_steps = plan.num_steps(self._rows.batches_per_epoch)
-        rows, weights = self._rows.num_rows * model.num_outputs, model.untrained.num_parameters
-        flops = float(rows) * weights * min(rows, weights)
+        self.num_steps = plan.num_steps(self._batches.batches_per_epoch)
+        outputs = self._batches.num_rows * model.untrained.num_outputs
+        weights = model.untrained.num_parameters
+        flops = float(outputs) * weights * min(outputs, weights)
         self._moves = plan.hyperparameter_steps(self.num_steps, flops)
         self._steady = not any(p.requires_grad for p in model.likelihood.parameters())
         self._optimization = Optimization(model.weights, plan, self.num_steps, self._steady)
@@ -136,7 +127,7 @@ class EvidenceTrainer:
         self.steps_taken = 0
         self.stopped: str | None = None
         self._loss = torch.zeros(())
-        self._kept = KeptStates(keep_best=plan.select == "evidence")
+        self._kept = KeptSnapshots(keep_best=plan.select == "evidence")
         self._strikes = 0
         # of the loss, against the start. Noise that falls to a hundredth would throw weights away,
         # by gradients that are a hundred times those that Adam has seen; so the loss is scaled
@@ -165,10 +156,10 @@ class EvidenceTrainer:
         if self.finished:
             raise RuntimeError("training is finished; call result()")
         with self._randomness.entered(), torch.inference_mode(False), torch.enable_grad():
-            batch = self._rows.next()
+            batch = self._batches.next()
             scale = min(1.0, self._flatness)
             loss = self._optimization.step(
-                self.steps_taken, lambda: scale * self.model.loss(batch, self._rows.num_rows)
+                self.steps_taken, lambda: scale * self.model.loss(batch, self._batches.num_rows)
             )
         self._loss = loss / scale
         self.steps_taken += 1
@@ -208,14 +199,14 @@ class EvidenceTrainer:
         gp = self._conditioned()
         if gp is None:
             return None
-        before = model.state(self.steps_taken)
+        before = model.snapshot(self.steps_taken)
         steepness = None if self._steady else mean_curvature(gp)
         try:
             found = move(gp, method=self.plan.method) if move_them else look(gp)
             # evidences of different blocks of rows don't compare
             hold = move_them and self.plan.hold and predicts(model.inference)
             if hold and found.evidence < self._kept.largest:
-                before.restore(model.network, model.prior, model.likelihood)
+                model.restore(before)
                 found = look(gp)
             fault = faults.hyperparameter_fault(gp.laplace, found)
         except (OutOfRangeError, torch.linalg.LinAlgError) as error:
@@ -258,7 +249,7 @@ class EvidenceTrainer:
                 'select: "evidence", but the plan keeps only the last state; give '
                 'TrainingPlan(select="evidence")'
             )
-        now, chosen = self.model.state(self._place), self._kept.best
+        now, chosen = self.model.snapshot(self._place), self._kept.best
         if select == "last":
             chosen = None
         if chosen is not None:
@@ -269,9 +260,8 @@ class EvidenceTrainer:
             network = copy.deepcopy(self.model.network).eval()
         finally:
             self.model.restore(now)
-        step = (chosen or now).step
         return EvidenceTraining(
-            network, gp.prior, gp.likelihood, gp, self.history, self.stopped, step
+            network, gp.prior, gp.likelihood, gp, self.history, self.stopped, (chosen or now)[0]
         )
 
     def save(self, path: PathLike) -> None:
@@ -290,48 +280,47 @@ class EvidenceTrainer:
 
     def state_dict(self) -> dict[str, Any]:
         """All that the rest of training depends on, as tensors, numbers, dicts and lists."""
-        model, hook = self.model, _stateful(self.every_step)
+        model, generator = self.model, randomness(self.model.inference)
         return {
-            "now": model.state(self._place).to_dict(),
+            "now": model.snapshot(self._place),
             "steps_taken": self.steps_taken,
             "untrained": tensors_of(model.untrained.network),
-            "kept": self._kept.state_dict(),
-            "optimization": self._optimization.state_dict(),
-            "rows": self._rows.state_dict(),
+            "parts": {name: part.state_dict() for name, part in self._parts().items()},
             "randomness": self._randomness.state_dict(),
             "history": self.history.to_dicts(),
             "strikes": self._strikes,
             "flatness": self._flatness,
             "stopped": self.stopped,
             "memory_budget": model.memory_budget,
-            "inference": _generator_state(model.inference),
-            "every_step": None if hook is None else hook.state_dict(),
+            "inference": None if generator is None else generator.get_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave."""
-        model = self.model
-        now = State(**state["now"])
-        model.restore(now)
-        self.steps_taken, self._place = state["steps_taken"], now.step
+        model, generator = self.model, randomness(self.model.inference)
+        model.restore(state["now"])
+        self.steps_taken, self._place = state["steps_taken"], state["now"][0]
         set_tensors(model.untrained.network, state["untrained"])
-        self._kept.load_state_dict(state["kept"])
-        self._optimization.load_state_dict(state["optimization"])
         with self._randomness.entered():
-            self._rows.load_state_dict(state["rows"])
+            for name, part in self._parts().items():
+                part.load_state_dict(state["parts"][name])
         self._randomness.load_state_dict(state["randomness"])
         self.history = History.from_dicts(state["history"])
         self._strikes, self._flatness = state["strikes"], state["flatness"]
         self.stopped = state["stopped"]
         model.memory_budget = state["memory_budget"]
-        if state["inference"] is not None:
-            model.inference.generator.set_state(state["inference"])  # type: ignore[union-attr]
-        hook = _stateful(self.every_step)
-        if hook is not None:
-            hook.load_state_dict(state["every_step"])
+        if generator is not None:
+            generator.set_state(state["inference"])
+
+    def _parts(self) -> dict[str, Any]:
+        """What has a state of its own."""
+        parts = {"kept": self._kept, "optimization": self._optimization, "batches": self._batches}
+        if hasattr(self.every_step, "state_dict") and hasattr(self.every_step, "load_state_dict"):
+            parts["every_step"] = self.every_step
+        return parts
 
     def _fingerprint(self) -> dict[str, str]:
-        return {**self._described, "data": self._rows.fingerprint()}
+        return {**self._described, "data": self._batches.fingerprint()}
 
     def _conditioned(self) -> LinearizedGP | None:
         """The network with the data, if it is any good; else the strike is counted."""
@@ -350,7 +339,7 @@ class EvidenceTrainer:
         if not math.isfinite(evidence):
             self._stop(f"the evidence is {evidence}")
             return None
-        self._rows.interrupted()
+        self._batches.interrupted()
         fault = faults.behind_untrained(gp.laplace, self.model.untrained)
         if fault is None:
             self._strikes = 0
@@ -362,7 +351,7 @@ class EvidenceTrainer:
 
     def _accept(self, found: EvidenceStep) -> None:
         self.history.append(found)
-        self._kept.accept(self.model.state(self.steps_taken), found.evidence)
+        self._kept.accept(self.model.snapshot(self.steps_taken), found.evidence)
         patience = self.plan.patience
         if patience is not None and self._kept.since_largest >= patience and not self.finished:
             self.stopped = f"no larger evidence in {patience} hyperparameter steps"
@@ -375,15 +364,6 @@ class EvidenceTrainer:
         if good is None:
             raise faults.TrainingFailedError(f"{where}. There was no good state before")
         self.model.restore(good)
-        self._place = good.step
-        message = f"{where}. Kept is the state after step {good.step}"
+        self._place = good[0]
+        message = f"{where}. Kept is the state after step {good[0]}"
         warnings.warn(message, faults.TrainingStoppedWarning, stacklevel=3)
-
-
-def _generator_state(inference: Inference) -> Tensor | None:
-    generator = randomness(inference)
-    return None if generator is None else generator.get_state()
-
-
-def _stateful(hook: Any) -> Any:
-    return hook if hasattr(hook, "state_dict") and hasattr(hook, "load_state_dict") else None

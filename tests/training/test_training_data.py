@@ -56,7 +56,7 @@ def test_a_loader_is_iterated_anew_every_epoch_and_its_rows_are_counted():
             yield from zip(X.split(5)[:4], Y.split(5)[:4], strict=True)  # drops the last three
 
     trainer = EvidenceTrainer(mlp(1, 3, 1), Counting(), plan=TrainingPlan(epochs=3, updates=1))
-    assert (trainer.num_steps, trainer._rows.num_rows, Counting.epochs) == (12, 20, 1)
+    assert (trainer.num_steps, trainer._batches.num_rows, Counting.epochs) == (12, 20, 1)
     while not trainer.finished:
         trainer.step()
     assert Counting.epochs == 1 + 3 + 1  # to count, to train, for the evidence

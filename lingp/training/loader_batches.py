@@ -1,19 +1,19 @@
-"""Training data from a loader."""
+"""Batches from a loader."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lingp.linearization.inputs import signature
+from lingp.inference.batches import Batch
+from lingp.linearization.inputs import Inputs, signature
 from lingp.models.intake import as_batches
-from lingp.training.batches import Batch, Place, Rows
 
 
-class LoaderRows(Rows):
+class LoaderBatches:
     """What a loader, or any iterable of batches, gives, iterated anew for every epoch.
 
     To be used where the global generators are private, see `PrivateRandomness`. One epoch is gone
@@ -26,14 +26,19 @@ class LoaderRows(Rows):
     missing
         Whether targets may be NaN.
     place
-        Checks a batch and brings it to the network's device.
+        Checks a batch and brings it to the network's device and dtype.
+
+    Attributes
+    ----------
+    num_rows, batches_per_epoch
+        N, of an epoch, and how many batches that is.
     """
 
     def __init__(
         self,
         data: Iterable[Any],
         missing: bool,
-        place: Place,
+        place: Callable[[Inputs, Tensor, Tensor | None], Batch],
     ) -> None:
         if isinstance(data, Iterator):
             raise TypeError(
@@ -44,16 +49,17 @@ class LoaderRows(Rows):
         sizes, first = [], None
         for batch in self._batches():
             first = first or batch
-            sizes.append(len(batch))
+            sizes.append(len(batch[1]))
         if first is None:
             raise ValueError("X: gave no batches; there is nothing to train on")
         self.num_rows, self.batches_per_epoch = sum(sizes), len(sizes)
-        self._kind = repr((signature(first.inputs), tuple(first.targets.shape[1:]), self.num_rows))
+        self._kind = repr((signature(first[0]), tuple(first[1].shape[1:]), self.num_rows))
         self._iterator: Iterator[Batch] | None = None
         self._start: dict[str, Tensor] = {}
         self._position = 0
 
     def next(self) -> Batch:
+        """The next batch."""
         if self._iterator is None:
             self._begin()
         assert self._iterator is not None
@@ -65,6 +71,7 @@ class LoaderRows(Rows):
         return batch
 
     def state_dict(self) -> dict[str, Any]:
+        """Where the epoch is."""
         return {
             "start": dict(self._start),
             "position": -1 if self._iterator is None else self._position,
@@ -72,6 +79,7 @@ class LoaderRows(Rows):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
         self._iterator = None
         if state["position"] >= 0:
             self._set_generators(state["start"])
@@ -81,9 +89,11 @@ class LoaderRows(Rows):
         self._set_generators(state["now"])
 
     def fingerprint(self) -> str:
+        """What tells these data from others."""
         return self._kind
 
     def interrupted(self) -> None:
+        """To be called after somebody else went through the data."""
         if getattr(self.data, "persistent_workers", False):
             self._iterator = None  # workers that stay serve one epoch at a time
 
@@ -92,8 +102,8 @@ class LoaderRows(Rows):
         self._iterator = self._batches()
 
     def _batches(self) -> Iterator[Batch]:
-        for inputs, targets, weights in as_batches(self.data, missing=self.missing):
-            yield self.place(inputs, targets, weights)
+        for batch in as_batches(self.data, missing=self.missing):
+            yield self.place(*batch)
 
     def _own(self) -> dict[str, torch.Generator]:
         """Generators that the loader was given."""
