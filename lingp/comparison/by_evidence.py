@@ -19,8 +19,7 @@ from torch import nn
 
 from lingp.comparison.result import Candidate, Comparison, Run
 from lingp.models import LinearizedGP
-from lingp.training.effective import effective_parameters
-from lingp.training.evidence_training import EvidenceTraining, train_with_evidence
+from lingp.training import EvidenceTraining, effective_parameters, train_with_evidence
 
 Trained = EvidenceTraining | LinearizedGP
 Given = nn.Module | Callable[..., nn.Module] | Trained

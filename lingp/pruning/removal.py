@@ -14,7 +14,9 @@ from __future__ import annotations
 import math
 
 from lingp.models import LinearizedGP
-from lingp.pruning.search import Pruned, Search, What, with_network_mean
+from lingp.pruning.refitted import refitted
+from lingp.pruning.result import Pruned, What
+from lingp.pruning.search import PruningSearch
 from lingp.runtime.memory import format_bytes, memory_for
 from lingp.runtime.progress import count
 from lingp.training.evidence_training import EvidenceTraining
@@ -80,13 +82,13 @@ def prune(
         raise ValueError(f"until: expected a number to leave or a share below 1, got {until}")
     alone = gp.laplace.training.shards.alone
     if isinstance(trained, EvidenceTraining) and gp.mean != "network":
-        gp = with_network_mean(gp)
+        gp = refitted(gp, gp.linearized.network, gp.prior, "network")
     if not alone:
         raise ValueError("trained: pruning takes all data in one process, without process_group")
     _check_memory(gp)
     allowed = (math.inf if until is not None else 1.0) if max_loss is None else max_loss
-    search = Search(gp, what)
-    least = 0 if until is None else int(until if until >= 1 else until * search.number)
+    search = PruningSearch(gp, what)
+    least = 0 if until is None else int(until if until >= 1 else until * len(search.stage.left))
     with count(f"pruning {what}", show=progress) as tick:
         search.run(least, allowed, tick)
     return search.result(trained.net if isinstance(trained, EvidenceTraining) else None)

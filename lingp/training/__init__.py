@@ -16,7 +16,6 @@ from lingp.invariance import (
     evidence_gradient,
 )
 from lingp.training.checkpoint import CheckpointError
-from lingp.training.effective import effective_parameters
 from lingp.training.evidence_training import EvidenceTraining, train_with_evidence
 from lingp.training.faults import TrainingFailedError, TrainingStoppedWarning
 from lingp.training.heads import (
@@ -27,7 +26,7 @@ from lingp.training.heads import (
 )
 from lingp.training.heads_conversion import NaturalFromMeanVariance
 from lingp.training.history import EvidenceStep, History
-from lingp.training.hyperparameter_step import hyperparameter_step
+from lingp.training.hyperparameter_step import effective_parameters, hyperparameter_step
 from lingp.training.map_loss import penalty
 from lingp.training.plan import TrainingPlan
 from lingp.training.trainer import EvidenceTrainer

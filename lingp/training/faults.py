@@ -17,6 +17,7 @@ from lingp.likelihoods import QuadraticLikelihood, StudentT, Tempered
 from lingp.linearization import LinearizedNetwork
 from lingp.training.history import EvidenceStep
 from lingp.training.hyperparameter_step import PRECISIONS
+from lingp.training.map_loss import log_joint
 
 FITTED = 1e-12  # noise variance, as a share of the targets', at which data are fitted to rounding
 CONSTANT = 1e-3  # the same, of the mean square of targets that are all alike
@@ -59,8 +60,8 @@ def behind_untrained(laplace: LinearizedLaplace, untrained: LinearizedNetwork) -
     outputs = torch.cat([untrained(x) for x in laplace.training.inputs]).to(
         laplace.training.outputs
     )
-    start = _log_joint(laplace, outputs, untrained.weights())
-    here = _log_joint(laplace, laplace.training.outputs, laplace.training.linearized.weights())
+    start = log_joint(laplace, outputs, untrained.weights().to(outputs))
+    here = log_joint(laplace, laplace.training.outputs, laplace.training.linearized.weights())
     margin = MARGIN[0] * laplace.data_term.num_observed + MARGIN[1] * abs(start)
     if math.isfinite(here) and (here >= start - margin or not math.isfinite(start)):
         return None
@@ -78,15 +79,6 @@ def hyperparameter_fault(laplace: LinearizedLaplace, found: EvidenceStep) -> str
     if bad:
         return f"the {bad[0]} is {numbers[bad[0]]}; standardise inputs and targets"
     return _noise_fault(laplace) or _precision_fault(laplace, found)
-
-
-def _log_joint(laplace: LinearizedLaplace, outputs: Tensor, weights: Tensor) -> float:
-    variances = laplace.prior.variances().to(outputs)
-    if len(variances) != laplace.training.num_parameters:
-        variances = laplace.training.per_weight(variances)
-    deviation = weights.to(outputs) - laplace.prior.mean.to(outputs)
-    penalty = 0.5 * (deviation.square() / variances).sum()
-    return float(laplace.data_term.log_prob(outputs) - penalty)
 
 
 def _noise_fault(laplace: LinearizedLaplace) -> str | None:

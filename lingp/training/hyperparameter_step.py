@@ -27,7 +27,6 @@ from lingp.models import LinearizedGP
 from lingp.models.fitting import Missing
 from lingp.models.tuning import SearchMethod
 from lingp.priors import Prior
-from lingp.training.effective import effective_parameters
 from lingp.training.history import EvidenceStep
 
 TOLERANCE = 1e-3  # nats per observed value: the weights move on anyway
@@ -190,6 +189,20 @@ def look(gp: LinearizedGP) -> EvidenceStep:
         hyperparameters=values_of(gp.prior, gp.likelihood),
         seconds=time.perf_counter() - start,
     )
+
+
+def effective_parameters(gp: LinearizedGP) -> float:
+    """γ = tr (I + Φ Φᵀ)⁻¹ Φ Φᵀ = Σ_l v_l ∂ log det(I + Φ Φᵀ) / ∂ v_l.
+
+    For a sparse posterior, of its log determinant with what it leaves out.
+
+    Parameters
+    ----------
+    gp
+        With data.
+    """
+    with torch.no_grad():
+        return float(gp.laplace.solution().occam.effective_parameters())
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from lingp.inference import optimize
 from lingp.inference.tuning.mackay import effective_numbers
 from lingp.likelihoods import Gaussian
 from lingp.priors import Diagonal, Isotropic, Layerwise, UnitWise
-from lingp.training.effective import effective_parameters
+from lingp.training import effective_parameters
 
 
 def linear_data(seed):
