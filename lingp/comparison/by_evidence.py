@@ -137,14 +137,13 @@ def _check(name: str, given: Any, restarts: int, *, has_data: bool) -> None:
 def _network(given: nn.Module | Callable[..., nn.Module], seed: int) -> nn.Module:
     if isinstance(given, nn.Module):
         return given
-    wanted = [
-        p
-        for p in inspect.signature(given).parameters.values()
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
+    try:
+        arguments = inspect.signature(given).bind().args
+    except TypeError:  # it takes one
+        arguments = (seed,)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made = given(seed) if wanted else given()
+        made = given(*arguments)
     if not isinstance(made, nn.Module):
         raise TypeError(f"candidates: a function gave {type(made).__name__}, not a torch.nn.Module")
     return made

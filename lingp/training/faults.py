@@ -32,6 +32,12 @@ class TrainingFailedError(RuntimeError):
     """Training went wrong before there was a good state."""
 
 
+def raise_fault(fault: str | None) -> None:
+    """Raise a `FloatingPointError` that says what has gone wrong, if anything has."""
+    if fault is not None:
+        raise FloatingPointError(fault)
+
+
 def loss_fault(loss: float, rate: float) -> str | None:
     """Whether the loss is a number."""
     if math.isfinite(loss):

@@ -87,17 +87,8 @@ def hyperparameter_step(
     start = time.perf_counter()
     if prior.names is not None:
         prior.hold_mean()
-    gp = conditioned(
-        net,
-        X,
-        y,
-        likelihood=likelihood,
-        prior=prior,
-        mean=mean,
-        sample_weight=sample_weight,
-        missing=missing,
-        **options,
-    )
+    data = {"X": X, "y": y, "sample_weight": sample_weight, "missing": missing}
+    gp = conditioned(net, data, likelihood=likelihood, prior=prior, mean=mean, **options)
     prior.hold_mean()  # the weights move on
     found = move(gp, method=method, tolerance=tolerance, max_evaluations=max_evaluations)
     return replace(found, seconds=time.perf_counter() - start)
@@ -105,24 +96,27 @@ def hyperparameter_step(
 
 def conditioned(
     net: nn.Module,
-    X: Any,
-    y: Any,
+    data: dict[str, Any],
     *,
     likelihood: Likelihood,
     prior: Prior,
     mean: Mean = "network",
-    sample_weight: Any = None,
-    missing: Missing = "error",
     **options: Any,
 ) -> LinearizedGP:
     """The network as it is, conditioned on the data, with the mean whose evidence can be trusted.
 
-    `options` are those of `LinearizedGP`.
+    Parameters
+    ----------
+    net
+        The network.
+    data
+        What `LinearizedGP.fit` is given.
+    likelihood, prior, mean, **options
+        As in `LinearizedGP`.
     """
     trusted = mean if likelihood.limits_fit else "network"
-    return LinearizedGP(net, likelihood, prior=prior, mean=trusted, sites="mean", **options).fit(
-        X, y, sample_weight=sample_weight, missing=missing, progress=False, prepare=False
-    )
+    gp = LinearizedGP(net, likelihood, prior=prior, mean=trusted, sites="mean", **options)
+    return gp.fit(**data, progress=False, prepare=False)
 
 
 def move(
@@ -231,14 +225,9 @@ def hold_in_range(prior: Prior) -> int:
 
 def values_of(prior: Prior, likelihood: Likelihood) -> dict[str, Any]:
     """Hyperparameters by name, `prior.precision` and the like, as numbers or lists of them."""
-    return {
-        f"{kind}.{name.replace('raw_', '')}": value.detach().tolist()
-        for kind, module in (("prior", prior), ("likelihood", likelihood))
-        for name, value in _constrained(module)
-    }
-
-
-def _constrained(module: Any) -> Any:
-    for name, raw in module.named_parameters():
-        constraint = module.constraint_for_parameter_name(name)
-        yield name, raw if constraint is None else constraint.transform(raw)
+    found = {}
+    for kind, module in (("prior", prior), ("likelihood", likelihood)):
+        for name, raw, constraint in module.named_parameters_and_constraints():
+            value = raw if constraint is None else constraint.transform(raw)
+            found[f"{kind}.{name.replace('raw_', '')}"] = value.detach().tolist()
+    return found

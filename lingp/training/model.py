@@ -149,12 +149,12 @@ class ModelInTraining:
         self.network.eval()
         return conditioned(
             self.network,
+            self.data,
             likelihood=self.likelihood,
             prior=self.prior,
             inference=self.inference,
             memory_budget=self.memory_budget,
             parameters=self.untrained.parameter_names,
-            **self.data,
         )
 
     def predictor(self, *, progress: bool) -> LinearizedGP:

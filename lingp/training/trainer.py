@@ -155,30 +155,12 @@ class EvidenceTrainer:
         """
         if self.finished:
             raise RuntimeError("training is finished; call result()")
-        with self._randomness.entered(), torch.inference_mode(False), torch.enable_grad():
-            batch = self._batches.next()
-            scale = min(1.0, self._flatness)
-            loss = self._optimization.step(
-                self.steps_taken, lambda: scale * self.model.loss(batch, self._batches.num_rows)
-            )
-        self._loss = loss / scale
-        self.steps_taken += 1
-        self._place = self.steps_taken
-        last = self.steps_taken == self.num_steps
-        cheap = self._loss.device.type == "cpu" or self.steps_taken % _LOOK_EVERY == 0
-        if cheap or self.moves or last:
-            fault = faults.loss_fault(float(self._loss), self._optimization.rate)
-            if fault is not None:
-                self._stop(fault)
-                return
-        if self.every_step is not None:
-            model = self.model
-            try:
-                self.every_step(model.network, model.likelihood, model.prior, self.steps_taken - 1)
-            except FloatingPointError as error:
-                self._stop(str(error))
-                return
-        if self.moves or last:
+        try:
+            self._step_of_weights()
+        except FloatingPointError as error:
+            self._stop(str(error))
+            return
+        if self.moves or self.steps_taken == self.num_steps:
             self.hyperparameter_step(move_them=self.moves)
 
     def hyperparameter_step(self, *, move_them: bool = True) -> EvidenceStep | None:
@@ -194,8 +176,33 @@ class EvidenceTrainer:
         EvidenceStep
             None if training has gone wrong.
         """
-        start = time.perf_counter()
-        model = self.model
+        try:
+            return self._hyperparameter_step(move_them)
+        except FloatingPointError as error:
+            self._stop(str(error))
+        except (OutOfRangeError, torch.linalg.LinAlgError) as error:
+            self._stop(f"the evidence can't be computed: {error}")
+        return None
+
+    def _step_of_weights(self) -> None:
+        """A step of the optimizer; a `FloatingPointError` says what has gone wrong."""
+        model, number = self.model, self.steps_taken
+        with self._randomness.entered(), torch.inference_mode(False), torch.enable_grad():
+            batch = self._batches.next()
+            scale = min(1.0, self._flatness)
+            loss = self._optimization.step(
+                number, lambda: scale * model.loss(batch, self._batches.num_rows)
+            )
+        self._loss = loss / scale
+        self.steps_taken = self._place = number + 1
+        cheap = self._loss.device.type == "cpu" or self.steps_taken % _LOOK_EVERY == 0
+        if cheap or self.moves or self.steps_taken == self.num_steps:
+            faults.raise_fault(faults.loss_fault(float(self._loss), self._optimization.rate))
+        if self.every_step is not None:
+            self.every_step(model.network, model.likelihood, model.prior, number)
+
+    def _hyperparameter_step(self, move_them: bool) -> EvidenceStep | None:
+        start, model = time.perf_counter(), self.model
         gp = self._conditioned()
         if gp is None:
             return None
@@ -208,14 +215,11 @@ class EvidenceTrainer:
             if hold and found.evidence < self._kept.largest:
                 model.restore(before)
                 found = look(gp)
-            fault = faults.hyperparameter_fault(gp.laplace, found)
-        except (OutOfRangeError, torch.linalg.LinAlgError) as error:
-            fault = f"the evidence can't be computed: {error}"
-        if fault is not None:
+            faults.raise_fault(faults.hyperparameter_fault(gp.laplace, found))
+        except (FloatingPointError, OutOfRangeError, torch.linalg.LinAlgError):
             # the hyperparameters went wrong, the weights may stay
             self._kept.good = before
-            self._stop(fault)
-            return None
+            raise
         model.hyperparameters_moved()
         if steepness:  # 0 where all of these rows have weight 0
             self._flatness *= steepness / mean_curvature(gp)
@@ -226,7 +230,11 @@ class EvidenceTrainer:
             learning_rate=self._optimization.rate,
             seconds=time.perf_counter() - start,
         )
-        self._accept(found)
+        self.history.append(found)
+        self._kept.accept(model.snapshot(self.steps_taken), found.evidence)
+        patience = self.plan.patience
+        if patience is not None and self._kept.since_largest >= patience and not self.finished:
+            self.stopped = f"no larger evidence in {patience} hyperparameter steps"
         return found
 
     def result(self, *, progress: bool = False, select: Kept | None = None) -> EvidenceTraining:
@@ -324,21 +332,13 @@ class EvidenceTrainer:
 
     def _conditioned(self) -> LinearizedGP | None:
         """The network with the data, if it is any good; else the strike is counted."""
-        fault = faults.weights_fault(self.model.network)
-        if fault is not None:
-            self._stop(fault)
-            return None
-        try:
-            with self._randomness.entered(), warnings.catch_warnings():
-                gp = self.model.conditioned()
-                warnings.simplefilter("ignore", RoundingWarning)
-                evidence = gp.evidence().value
-        except (OutOfRangeError, torch.linalg.LinAlgError) as error:
-            self._stop(f"the evidence can't be computed: {error}")
-            return None
+        faults.raise_fault(faults.weights_fault(self.model.network))
+        with self._randomness.entered(), warnings.catch_warnings():
+            gp = self.model.conditioned()
+            warnings.simplefilter("ignore", RoundingWarning)
+            evidence = gp.evidence().value
         if not math.isfinite(evidence):
-            self._stop(f"the evidence is {evidence}")
-            return None
+            faults.raise_fault(f"the evidence is {evidence}")
         self._batches.interrupted()
         fault = faults.behind_untrained(gp.laplace, self.model.untrained)
         if fault is None:
@@ -346,15 +346,8 @@ class EvidenceTrainer:
             return gp
         self._strikes += 1
         if self._strikes >= _STRIKES or self.steps_taken == self.num_steps:
-            self._stop(fault)
+            faults.raise_fault(fault)
         return None
-
-    def _accept(self, found: EvidenceStep) -> None:
-        self.history.append(found)
-        self._kept.accept(self.model.snapshot(self.steps_taken), found.evidence)
-        patience = self.plan.patience
-        if patience is not None and self._kept.since_largest >= patience and not self.finished:
-            self.stopped = f"no larger evidence in {patience} hyperparameter steps"
 
     def _stop(self, fault: str) -> None:
         """Training has gone wrong: back to the last good state, if there was one."""
