@@ -27,7 +27,6 @@ from lingp.inference.choice import predicts
 from lingp.likelihoods import Gaussian, Likelihood, QuadraticLikelihood
 from lingp.models import LinearizedGP, Prediction
 from lingp.priors import Prior
-from lingp.runtime.progress import track
 from lingp.runtime.restoring import restored_on_error
 from lingp.training import (
     EvidenceTrainer,
@@ -287,11 +286,7 @@ class LinearizedGPEstimator(BaseEstimator):
             inference=copy.deepcopy(self.inference),
             mean=problem.mean,
         )
-        show = bool(self.verbose)
-        for _ in track(range(trainer.num_steps), "training", total=trainer.num_steps, show=show):
-            if trainer.finished:
-                break
-            trainer.step()
+        trainer.run(progress=bool(self.verbose))
         return trainer
 
     def _plan(self) -> TrainingPlan:

@@ -39,6 +39,10 @@ class Augmentation(nn.Module, ABC):
         """Parameters in the units of their meaning, detached; for records and printing."""
         return {name: p.detach().clone() for name, p in self.named_parameters()}
 
+    def extra_repr(self) -> str:
+        values = self.values().items()
+        return ", ".join(f"{n}={float(v):.4g}" for n, v in values if v.dim() == 0)
+
 
 class RandomRotation(Augmentation):
     """Rotation of images (M x channels x height x width) by an angle uniform in ± max_angle.
@@ -76,9 +80,6 @@ class RandomRotation(Augmentation):
     def values(self) -> dict[str, Tensor]:
         return {"max_angle": self.log_max_angle.detach().exp().rad2deg()}
 
-    def extra_repr(self) -> str:
-        return f"max_angle={self.max_angle:.4g}"
-
 
 class RandomAffine(Augmentation):
     """Affine maps of images, exp(Σ_k η_k ε_k G_k) with the six generators of the plane.
@@ -115,9 +116,6 @@ class RandomAffine(Augmentation):
 
     def values(self) -> dict[str, Tensor]:
         return dict(zip(self.names, self.log_ranges.detach().exp().unbind(), strict=True))
-
-    def extra_repr(self) -> str:
-        return ", ".join(f"{name}={float(value):.3g}" for name, value in self.values().items())
 
 
 class InputScale(Augmentation):

@@ -98,19 +98,12 @@ class InputLearner:
     history: list[InputStep] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise ValueError(f"learning_rate: expected a positive number, got {self.learning_rate}")
-        if self.every < 1 or self.start < 0:
-            raise ValueError(
-                f"every, start: expected at least 1 and 0, got {self.every} and {self.start}"
-            )
-        counts = ("num_blocks", "refresh", "curvature_rows")
-        small = [name for name in counts if getattr(self, name) < 1]
-        if small or not self.decay > 0:
-            raise ValueError(
-                f"{(small or ['decay'])[0]}: expected a positive number, got "
-                f"{getattr(self, (small or ['decay'])[0])}"
-            )
+        for name in ("learning_rate", "every", "decay", "num_blocks", "refresh", "curvature_rows"):
+            value = getattr(self, name)
+            if not (value > 0 and (name == "decay" or math.isfinite(value))):
+                raise ValueError(f"{name}: expected a positive number, got {value}")
+        if self.start < 0:
+            raise ValueError(f"start: expected at least 0, got {self.start}")
         self.generator = self.generator or torch.Generator().manual_seed(0)
         self._moments: dict[str, tuple[Tensor, Tensor]] = {}
         self._kept: dict[str, Any] | None = None  # of the posterior of all rows

@@ -15,7 +15,6 @@ from lingp.likelihoods import Likelihood
 from lingp.linearization import ParameterSelection
 from lingp.models.fitting import Missing
 from lingp.priors import Prior
-from lingp.runtime.progress import track
 from lingp.training.model import ModelOptions
 from lingp.training.outcome import EvidenceTraining
 from lingp.training.plan import LearningRate, TrainingPlan
@@ -130,14 +129,7 @@ def train_with_evidence(
         trainer.model.fix_memory_budget()
         if resume and os.path.exists(checkpoint):
             trainer.load(checkpoint)
-    left = range(trainer.steps_taken, trainer.num_steps)
-    for _ in track(left, "training", total=len(left), show=progress):
-        if trainer.finished:
-            break
-        trainer.step()
-        due = plan.checkpoint_every and trainer.steps_taken % plan.checkpoint_every == 0
-        if checkpoint is not None and (due or trainer.moves or trainer.finished):
-            trainer.save(checkpoint)
+    trainer.run(checkpoint, progress=progress)
     return trainer.result(progress=progress)
 
 

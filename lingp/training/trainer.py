@@ -20,6 +20,7 @@ from lingp.likelihoods import Likelihood
 from lingp.models import LinearizedGP
 from lingp.models.fitting import Missing
 from lingp.priors import Prior
+from lingp.runtime.progress import track
 from lingp.runtime.tensors import set_tensors, tensors_of
 from lingp.training import faults
 from lingp.training.batches import endless_batches
@@ -75,8 +76,7 @@ class EvidenceTrainer:
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     >>> X = torch.linspace(-1, 1, 20).unsqueeze(1)
     >>> trainer = EvidenceTrainer(net, X, X.sin(), plan=TrainingPlan(steps=20, updates=2))
-    >>> while not trainer.finished:
-    ...     trainer.step()
+    >>> trainer.run()
     >>> trainer.result().gp.predict(X).mean.shape
     torch.Size([20, 1])
     """
@@ -144,6 +144,25 @@ class EvidenceTrainer:
         """Whether the hyperparameters move after the step that was just taken."""
         return self.steps_taken in self._moves
 
+    def run(self, checkpoint: PathLike | None = None, *, progress: bool = False) -> None:
+        """All steps that are left.
+
+        Parameters
+        ----------
+        checkpoint
+            A file that is written after each hyperparameter step, and when the plan says so.
+        progress
+            Whether a progress bar is shown.
+        """
+        left, every = self.num_steps - self.steps_taken, self.plan.checkpoint_every
+        for _ in track(range(left), "training", total=left, show=progress):
+            if self.finished:
+                break
+            self.step()
+            due = self.moves or self.finished or (every and self.steps_taken % every == 0)
+            if checkpoint is not None and due:
+                self.save(checkpoint)
+
     def step(self) -> None:
         """One step of the optimizer, and of the hyperparameters where the plan has one.
 
@@ -191,7 +210,7 @@ class EvidenceTrainer:
             batch = self._batches.next()
             scale = min(1.0, self._flatness)
             loss = self._optimization.step(
-                number, lambda: scale * model.loss(batch, self._batches.num_rows)
+                lambda: scale * model.loss(batch, self._batches.num_rows)
             )
         self._loss = loss / scale
         self.steps_taken = self._place = number + 1

@@ -186,7 +186,7 @@ def test_a_scheduler_and_momentum_go_on(tmp_path):
         while not trainer.finished:
             trainer.step()
     assert bits(whole.result()) == bits(second.result())
-    assert whole.history[-1].learning_rate == pytest.approx(0.05 * 0.5**4)
+    assert whole.history[-1].learning_rate == pytest.approx(0.05 * 0.5**3)  # of the last step
 
 
 @pytest.mark.parametrize(
