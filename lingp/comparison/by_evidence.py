@@ -52,13 +52,13 @@ def compare_by_evidence(
     X_test, y_test
         Data that no candidate has seen. Nothing is chosen by them.
     generator
-        Of the seeds. All candidates have the same ones; functions are called with torch's random
+        Draws the seeds. All candidates have the same ones; functions are called with torch's random
         state set by the seed, and that state is put back.
     progress
         Whether training shows its progress.
     **options
-        Those of `train_with_evidence`, such as `plan`, `likelihood` and `prior`, of every candidate
-        that is trained here; `mean` is "network" by default.
+        Options of `train_with_evidence` for every candidate that is trained here, such as `plan`,
+        `likelihood` and `prior`; `mean` is "network" by default.
 
     Returns
     -------

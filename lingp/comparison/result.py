@@ -18,7 +18,7 @@ class Run:
     Attributes
     ----------
     seed
-        Of its weights; None for what was trained before.
+        The seed of its weights; None for what was trained before.
     trained
         The result; None where training stopped with `error`.
     error
@@ -30,9 +30,9 @@ class Run:
     num_data
         Training rows N.
     seconds
-        Of training; NaN for what was trained before.
+        How long training took; NaN for what was trained before.
     test_log_likelihood
-        Mean over test rows; None without them.
+        The mean over test rows; None without them.
     """
 
     seed: int | None
@@ -64,7 +64,7 @@ class Candidate:
     Attributes
     ----------
     name
-        As given.
+        The name that was given.
     runs
         One for each restart.
     """
@@ -79,7 +79,7 @@ class Candidate:
 
     @property
     def failure(self) -> str | None:
-        """What stopped the runs that failed; None where none did."""
+        """The errors of the runs that failed; None where none did."""
         errors = [
             r.error or ValueError(f"evidence {r.evidence}") for r in self.runs if not r.finite
         ]
@@ -95,7 +95,7 @@ class Candidate:
 
     @property
     def gp(self) -> LinearizedGP | None:
-        """Its Gaussian process; None where all runs failed."""
+        """The Gaussian process of the trained candidate; None where all runs failed."""
         trained = self.trained
         return trained.gp if isinstance(trained, EvidenceTraining) else trained
 
@@ -121,7 +121,7 @@ class RankCorrelation:
     kendall, kendall_p
         Kendall's τ_b and its two-sided p-value.
     number
-        Of candidates compared.
+        How many candidates were compared.
     """
 
     spearman: float
@@ -144,14 +144,14 @@ class Comparison:
     Attributes
     ----------
     candidates
-        In this order.
+        The candidates in this order.
     """
 
     candidates: tuple[Candidate, ...]
 
     @classmethod
     def of(cls, candidates: Iterable[Candidate]) -> Comparison:
-        """In the order of evidence."""
+        """The candidates in the order of evidence."""
 
         def place(candidate: Candidate) -> float:
             return math.inf if candidate.best_run is None else -candidate.evidence
@@ -187,7 +187,7 @@ class Comparison:
 
     @property
     def regret(self) -> float | None:
-        """What the choice costs: largest test log-likelihood less that of `best`, per test row."""
+        """The cost of the choice: largest test log-likelihood less that of `best`, per test row."""
         pairs = self._pairs()
         return max(test for _, test in pairs) - pairs[0][1] if pairs else None
 

@@ -52,7 +52,7 @@ class RandomRotation(Augmentation):
     Parameters
     ----------
     max_angle
-        In degrees, positive: where the search starts.
+        Where the search starts, in degrees, positive.
     learnable
         Whether `log_max_angle` is learned.
     """
@@ -68,7 +68,7 @@ class RandomRotation(Augmentation):
 
     @property
     def max_angle(self) -> float:
-        """In degrees."""
+        """The angle in degrees."""
         return math.degrees(float(self.log_max_angle.detach().double().exp()))
 
     def forward(self, x: Tensor, noise: Tensor) -> Tensor:
@@ -264,7 +264,7 @@ class Augmented(nn.Module):
         return (2 * torch.cat([strata, others], -1) - 1).expand(rows, -1, -1).to(like.dtype)
 
     def values(self) -> dict[str, Tensor]:
-        """Of the augmentation, in the units of their meaning."""
+        """Parameters of the augmentation, in the units of their meaning."""
         return self.augmentation.values()
 
 

@@ -47,7 +47,7 @@ class EvidenceGradient:
     evidence
         Log marginal likelihood.
     gradients
-        In each learnable parameter of the augmentation, by name.
+        The gradient in each learnable parameter of the augmentation, by name.
     """
 
     evidence: float
@@ -86,7 +86,7 @@ def evidence_gradient(
     num_blocks
         Disjoint random blocks that are averaged; None: all there are.
     dtype
-        Of the Jacobians and of linear algebra.
+        The dtype of Jacobians and linear algebra.
     generator
         Draws the blocks; torch's global one by default.
     """
@@ -115,7 +115,7 @@ def estimate(
     Parameters
     ----------
     model
-        Of the network.
+        The model of the network.
     net
         The network, in whose dtype and on whose device the gradients are.
     blocks
@@ -123,7 +123,8 @@ def estimate(
     size
         How many rows are worked on at a time.
     posterior
-        Of all rows; by default each block has one of its own, which bounds the evidence.
+        The posterior of all rows; by default each block has one of its own, which bounds the
+        evidence.
     """
     share = model.num_data / sum(len(block) for block in blocks)
     evidence, total = 0.0, {name: torch.zeros_like(p) for name, p in model.leaves().items()}

@@ -29,7 +29,7 @@ class InputStep:
     evidence
         Estimate of the evidence before the step.
     values
-        Of the augmentation after it, in the units of their meaning.
+        Parameters of the augmentation after it, in the units of their meaning.
     """
 
     evidence: float
@@ -68,7 +68,7 @@ class InputLearner:
     decay
         After so many steps the learning rate has halved: it falls as 1 / (1 + step / decay).
     block_size, num_blocks, dtype
-        Of the random rows that a step takes, as in `evidence_gradient`.
+        As in `evidence_gradient`, for the random rows that a step takes.
     max_parameters
         Up to so many weights, the determinant's gradient is that of all rows; for more, it is that
         of the blocks' bound.
@@ -157,7 +157,7 @@ class InputLearner:
         return self.history[-1]
 
     def state_dict(self) -> dict[str, Any]:
-        """What goes on from here to the same result: tensors, numbers, dicts and lists."""
+        """Everything that the next steps depend on: tensors, numbers, dicts and lists."""
         assert self.generator is not None
         return {
             "moments": {name: list(pair) for name, pair in self._moments.items()},

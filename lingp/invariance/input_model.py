@@ -41,7 +41,7 @@ class InputModel:
     network
         The network linearised in its weights; it takes inputs that are augmented already.
     prior, likelihood
-        Those that were given, not copies.
+        The objects that were given, not copies.
     inputs, targets
         All training data.
     """
@@ -103,7 +103,7 @@ class InputModel:
         return len(self.inputs)
 
     def leaves(self) -> dict[str, Tensor]:
-        """What the evidence is differentiated in, by name."""
+        """The parameters that the evidence is differentiated in, by name."""
         named = self.augmented.augmentation.named_parameters()
         return {name: p for name, p in named if p.requires_grad}
 
@@ -133,7 +133,7 @@ class InputModel:
 
     @torch.no_grad()
     def restored(self, state: dict[str, Any]) -> WeightSpace:
-        """What `posterior_from` gave, from its state."""
+        """The posterior that `posterior_from` gave, from its state."""
         training = self._training(torch.arange(1), 1, None, keep_bytes=0)
         factor = state["factor"].to(training.outputs)
         return WeightSpace.with_factor({**state, "factor": factor}, *self._conditions(training))

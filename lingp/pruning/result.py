@@ -14,7 +14,7 @@ What = Literal["units", "weights"]
 
 @dataclass(frozen=True)
 class Removal:
-    """What was taken out.
+    """A unit or weight that was taken out.
 
     Attributes
     ----------
@@ -40,17 +40,17 @@ class Pruned:
     net
         Smaller layers where units of chains Linear, activation, Linear went; else zeros.
     gp
-        Of the pruned network, conditioned on the same data. Weights that are zero stay certain.
+        The pruned network, conditioned on the same data. Weights that are zero stay certain.
     what
         "units" or "weights".
     evidence_before, evidence
         Log evidence of the trained network and of the pruned one.
     predicted
-        What the linearisations expected of the latter.
+        The log evidence that the linearisations expected of the pruned network.
     weights_before, weights
         Number of weights, those that are zero not counted.
     removed
-        In order.
+        The removals, in order.
     masks
         Which weights are left, by parameter name of the given network.
     """

@@ -40,15 +40,15 @@ class Stage:
     Attributes
     ----------
     theta, on
-        Its weights, and which of them are left, (P,).
+        The weights, and which of them are left, (P,).
     gp
-        Its Gaussian process.
+        The Gaussian process of the network.
     evidence
-        Its log evidence.
+        The log evidence.
     left
         Numbers of the units or weights that are left.
     removed
-        What went, in order.
+        The removals so far, in order.
     """
 
     theta: Tensor
@@ -128,7 +128,7 @@ class PruningSearch:
         return path
 
     def _order(self, most: int, behind: float, allowed: float) -> Order:
-        """What to take out next, from one linearisation, with the expected changes.
+        """The next removals, from one linearisation, with the expected changes.
 
         At least one, whatever is expected of it; further ones while no more than `allowed` is lost
         since the largest evidence, which this network is `behind`.
@@ -241,7 +241,7 @@ class PruningSearch:
         return f"{self.linearized.parameter_names[which]}[{at}]"
 
     def result(self, net: nn.Module | None) -> Pruned:
-        """What was found, as small as it can be made.
+        """The pruned network, as small as it can be made.
 
         Parameters
         ----------

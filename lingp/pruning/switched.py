@@ -37,13 +37,13 @@ class Switched(Prior):
         self.register_buffer("on", on.clone())
 
     def variances(self) -> Tensor:
-        """Of each weight, (P,)."""
+        """The variance of each weight, (P,)."""
         each = variances_of_weights(self.base)
         return torch.where(self.on.to(each.device), each, _OFF * each)
 
     @property
     def precision(self) -> Tensor:
-        """That of the base; settable."""
+        """The precision of the base; settable."""
         return self.base.precision
 
     @precision.setter

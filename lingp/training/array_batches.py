@@ -67,7 +67,7 @@ class ArrayBatches:
         """Nothing has to be done after somebody else went through the data."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch is."""
+        """The place in the epoch, for `torch.save`."""
         return {
             "order": self._order,
             "position": self._position,
@@ -80,6 +80,6 @@ class ArrayBatches:
         self.generator.set_state(state["generator"])
 
     def fingerprint(self) -> str:
-        """What tells these data from others."""
+        """A short text that tells these data from others."""
         weights = [] if self.weights is None else [self.weights]
         return digest(self.inputs, self.targets, *weights)

@@ -76,7 +76,7 @@ def endless_batches(
 
 
 def _joined(batches: list[Batch]) -> Batch:
-    """All rows in one batch."""
+    """One batch of all rows."""
     inputs, targets, weights = zip(*batches, strict=True)
     tensors = zip(*map(input_tensors, inputs), strict=True)
     whole = iter([torch.cat(parts) for parts in tensors])

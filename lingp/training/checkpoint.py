@@ -20,7 +20,7 @@ def write_checkpoint(path: PathLike, state: dict[str, Any], fingerprint: dict[st
     Parameters
     ----------
     path
-        Of the file; its folder exists.
+        The file, in a folder that exists.
     state
         Tensors, numbers and strings in dicts and lists: `torch.load(weights_only=True)` reads it.
     fingerprint

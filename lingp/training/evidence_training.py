@@ -58,7 +58,7 @@ def train_with_evidence(
         How long, when hyperparameters move, with which optimizer, which state is kept: see
         `TrainingPlan`.
     steps, updates, batch_size, learning_rate
-        Those of the plan, for short.
+        Short for options of the plan, which they replace.
     checkpoint
         A file that is written after each hyperparameter step, and when the plan says so. Training
         that was killed and is called again with the same arguments goes on from there, to the same
@@ -72,7 +72,7 @@ def train_with_evidence(
     progress
         Whether a progress bar is shown.
     **options
-        Those of the model, in the words of `LinearizedGP`: `likelihood`, `prior`, `parameters`,
+        Options of the model, in the words of `LinearizedGP`: `likelihood`, `prior`, `parameters`,
         `inference`, `memory_budget`, and `mean`, which may also be "auto" (the default): refitted
         where noise is Gaussian, else the network's. Hyperparameters are always learned with the
         network's mean. Weights that the prior isn't over are trained without penalty. A prior with

@@ -39,7 +39,7 @@ def raise_fault(fault: str | None) -> None:
 
 
 def loss_fault(loss: float, rate: float) -> str | None:
-    """Whether the loss is a number."""
+    """The fault of a loss that is no number."""
     if math.isfinite(loss):
         return None
     return (
@@ -49,7 +49,7 @@ def loss_fault(loss: float, rate: float) -> str | None:
 
 
 def weights_fault(network: nn.Module) -> str | None:
-    """Whether all weights and running statistics are numbers."""
+    """The fault of weights or running statistics that are no numbers."""
     named = [*network.named_parameters(), *network.named_buffers()]
     bad = [n for n, t in named if t.is_floating_point() and not bool(t.isfinite().all())]
     if not bad:
@@ -62,7 +62,7 @@ def weights_fault(network: nn.Module) -> str | None:
 
 @torch.no_grad()
 def behind_untrained(laplace: LinearizedLaplace, untrained: LinearizedNetwork) -> str | None:
-    """Whether log p(y | f) + log p(θ) is less than before training, by these hyperparameters."""
+    """The fault of a log p(y | f) + log p(θ) that is less than before training."""
     outputs = torch.cat([untrained(x) for x in laplace.training.inputs]).to(
         laplace.training.outputs
     )
@@ -79,7 +79,7 @@ def behind_untrained(laplace: LinearizedLaplace, untrained: LinearizedNetwork) -
 
 @torch.no_grad()
 def hyperparameter_fault(laplace: LinearizedLaplace, found: EvidenceStep) -> str | None:
-    """Whether the evidence is a number, noise has a size, and precisions are within their range."""
+    """The fault of an evidence that is no number, of vanishing noise, or of precisions run off."""
     numbers = {"evidence": found.evidence, "log likelihood": found.log_likelihood}
     bad = [name for name, value in numbers.items() if not math.isfinite(value)]
     if bad:
@@ -88,7 +88,7 @@ def hyperparameter_fault(laplace: LinearizedLaplace, found: EvidenceStep) -> str
 
 
 def _noise_fault(laplace: LinearizedLaplace) -> str | None:
-    """Whether noise, in the direction where it is least, is lost in rounding."""
+    """The fault of noise that, in the direction where it is least, is lost in rounding."""
     likelihood, targets = laplace.likelihood, laplace.training.targets
     plain = likelihood.likelihood if isinstance(likelihood, Tempered) else likelihood
     if not isinstance(plain, (QuadraticLikelihood, StudentT)) or targets.dim() != 2:

@@ -127,7 +127,7 @@ def initialize_head(
     y
         Targets (N x T), or (N,); missing ones are NaN.
     likelihood
-        Whose link is inverted.
+        The likelihood whose link is inverted.
     weight_scale
         Factor of the head's weights.
 

@@ -35,9 +35,9 @@ class NaturalFromMeanVariance(nn.Module):
         What the raw variances are: "log" (logarithms of σ²), "log_std" (logarithms of σ),
         "softplus" (σ² = log(1 + eˢ)), or a function that gives σ² from them.
     likelihood
-        Whose link, with its floor, is inverted.
+        The likelihood whose link, with its floor, is inverted.
     minimum_variance
-        That the network's own loss adds to σ², as some do.
+        What the network's own loss adds to σ², as some do.
 
     Notes
     -----

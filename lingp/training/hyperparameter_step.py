@@ -193,7 +193,7 @@ def effective_parameters(gp: LinearizedGP) -> float:
     Parameters
     ----------
     gp
-        With data.
+        A GP with data.
     """
     with torch.no_grad():
         return float(gp.laplace.solution().occam.effective_parameters())

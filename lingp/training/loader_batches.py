@@ -14,9 +14,9 @@ from lingp.models.intake import as_batches
 
 
 class LoaderBatches:
-    """What a loader, or any iterable of batches, gives, iterated anew for every epoch.
+    """Batches of a loader, or of any iterable of batches, which is iterated anew for every epoch.
 
-    To be used where the global generators are private, see `PrivateRandomness`. One epoch is gone
+    It is used where the global generators are private, see `PrivateRandomness`. One epoch is gone
     through to count the rows.
 
     Parameters
@@ -71,7 +71,7 @@ class LoaderBatches:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch is."""
+        """The place in the epoch, for `torch.save`."""
         return {
             "start": dict(self._start),
             "position": -1 if self._iterator is None else self._position,
@@ -89,11 +89,11 @@ class LoaderBatches:
         self._set_generators(state["now"])
 
     def fingerprint(self) -> str:
-        """What tells these data from others."""
+        """A short text that tells these data from others."""
         return self._kind
 
     def interrupted(self) -> None:
-        """To be called after somebody else went through the data."""
+        """Call this after somebody else went through the data."""
         if getattr(self.data, "persistent_workers", False):
             self._iterator = None  # workers that stay serve one epoch at a time
 

@@ -24,9 +24,9 @@ def penalty(net: nn.Module, prior: Prior) -> Tensor:
     Parameters
     ----------
     net
-        Its parameters of the names that the prior is bound to are θ.
+        The network, of whose parameters those that the prior is bound to are θ.
     prior
-        Bound to them.
+        A prior that is bound to them.
 
     Raises
     ------

@@ -28,7 +28,7 @@ from lingp.training.snapshots import Snapshot
 
 
 class ModelOptions(TypedDict, total=False):
-    """What a network is trained as, in the words of `LinearizedGP`; every one may be left out.
+    """Options of the model that is trained, in the words of `LinearizedGP`; all may be left out.
 
     Attributes
     ----------
@@ -36,8 +36,8 @@ class ModelOptions(TypedDict, total=False):
         As in `LinearizedGP`. Likelihood and prior are copied. Weights that the prior isn't over are
         trained without penalty.
     mean
-        Whose mean predictions have: as in `LinearizedGP`, or "auto", refitted where noise is
-        Gaussian, else the network's.
+        As in `LinearizedGP`, or "auto": predictions have a refitted mean where noise is Gaussian,
+        else the network's.
     """
 
     likelihood: Likelihood | str
@@ -118,11 +118,11 @@ class ModelInTraining:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the network's inputs."""
+        """The dtype of the network's inputs."""
         return self.weights[0].dtype
 
     def inputs_seen(self) -> None:
-        """To be called when the network was run first: inputs show which layer is its last."""
+        """Call this when the network was run first: inputs show which layer is its last."""
         self.prior.bind_to(self.untrained)
         self.hyperparameters_moved()
 
@@ -141,10 +141,10 @@ class ModelInTraining:
         return self._penalty() / num_rows - each.sum() / len(targets)
 
     def conditioned(self) -> LinearizedGP:
-        """As it is now, conditioned on the data, to learn hyperparameters from.
+        """The network as it is now, conditioned on the data, to learn hyperparameters from.
 
-        With the network's mean: a refitted one explains what the network has not learned yet, and
-        its evidence would stop regularising too early.
+        It has the network's mean: a refitted one explains what the network has not learned yet,
+        and its evidence would stop regularising too early.
         """
         self.network.eval()
         return conditioned(
@@ -158,7 +158,7 @@ class ModelInTraining:
         )
 
     def predictor(self, *, progress: bool) -> LinearizedGP:
-        """It as it is now, copied and conditioned on the data, to predict with."""
+        """The network as it is now, copied and conditioned on the data, to predict with."""
         gp = LinearizedGP(
             self.network,
             copy.deepcopy(self.likelihood),
@@ -183,7 +183,7 @@ class ModelInTraining:
         self.hyperparameters_moved()
 
     def hyperparameters_moved(self) -> None:
-        """To be called when the prior has changed."""
+        """Call this when the prior has changed."""
         self._penalty = Penalty(self.network, self.prior)
 
     def fix_memory_budget(self) -> None:

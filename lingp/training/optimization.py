@@ -21,9 +21,9 @@ class Optimization:
     Parameters
     ----------
     weights
-        What is moved.
+        The parameters that are moved.
     plan
-        What makes the optimizer, and its learning rates.
+        It makes the optimizer, and has its learning rates.
     num_steps
         How many steps there will be.
     steady
@@ -77,7 +77,7 @@ class Optimization:
         return torch.as_tensor(found).detach()
 
     def describe(self) -> str:
-        """What tells it from others."""
+        """A text that tells this optimizer from others."""
         groups = [
             {k: v for k, v in group.items() if k != "params"}
             for group in self.optimizer.state_dict()["param_groups"]
@@ -86,7 +86,7 @@ class Optimization:
         return f"{type(self.optimizer).__name__} {groups}{scheduler}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Of optimizer and scheduler."""
+        """The states of optimizer and scheduler."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
         return {"optimizer": self.optimizer.state_dict(), "scheduler": scheduler}
 
@@ -100,7 +100,7 @@ class Optimization:
 def _scheduler(
     optimizer: Optimizer, rates: LearningRate | None, num_steps: int
 ) -> LRScheduler | None:
-    """What moves the learning rate; None where the optimizer keeps its own."""
+    """The scheduler that moves the learning rate; None where the optimizer keeps its own."""
     if rates is None:
         return None
     if not callable(rates):

@@ -50,7 +50,7 @@ class TrainingPlan:
         little, else 8; 0: the hyperparameters stay), or how many steps of the optimizer lie between
         them. The last one comes at the end.
     learning_rate
-        That of the first and the last step, with a cosine between them; one number for all steps;
+        The rates of the first and the last step, with a cosine between them; one for all steps;
         or a function that makes a `torch.optim.lr_scheduler` for the optimizer. By default from
         1e-2 to 1e-5, or what a given optimizer has.
     select
@@ -68,7 +68,7 @@ class TrainingPlan:
         A function from parameters to a `torch.optim.Optimizer`; Adam by default. When noise falls,
         the loss that it sees is scaled, so that predictions weigh as much in it as before.
     method
-        That of hyperparameter steps, as in `LinearizedGP.optimize_hyperparameters`.
+        How hyperparameters move, as in `LinearizedGP.optimize_hyperparameters`.
     checkpoint_every
         A checkpoint is written every so many steps, besides those after hyperparameter steps.
 

@@ -36,7 +36,7 @@ class KeptSnapshots:
             self.best = snapshot if self.keep_best else None
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, for `torch.save`."""
+        """Everything that is kept, for `torch.save`."""
         return dict(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -145,7 +145,7 @@ class EvidenceTrainer:
         return self.steps_taken in self._moves
 
     def run(self, checkpoint: PathLike | None = None, *, progress: bool = False) -> None:
-        """All steps that are left.
+        """Take all steps that are left.
 
         Parameters
         ----------
@@ -164,7 +164,7 @@ class EvidenceTrainer:
                 self.save(checkpoint)
 
     def step(self) -> None:
-        """One step of the optimizer, and of the hyperparameters where the plan has one.
+        """Take one step of the optimizer, and of the hyperparameters where the plan has one.
 
         Raises
         ------
@@ -257,7 +257,7 @@ class EvidenceTrainer:
         return found
 
     def result(self, *, progress: bool = False, select: Kept | None = None) -> EvidenceTraining:
-        """What training gave: the state that the plan selects, conditioned on the data.
+        """The result of training: the state that the plan selects, conditioned on the data.
 
         Parameters
         ----------
@@ -306,7 +306,7 @@ class EvidenceTrainer:
         self.load_state_dict(read_checkpoint(path, self._fingerprint()))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the rest of training depends on, as tensors, numbers, dicts and lists."""
+        """Everything that the rest of training depends on, for `torch.save`."""
         model, generator = self.model, randomness(self.model.inference)
         return {
             "now": model.snapshot(self._place),
@@ -340,7 +340,7 @@ class EvidenceTrainer:
             generator.set_state(state["inference"])
 
     def _parts(self) -> dict[str, Any]:
-        """What has a state of its own."""
+        """The parts that have a state of their own."""
         parts = {"kept": self._kept, "optimization": self._optimization, "batches": self._batches}
         if hasattr(self.every_step, "state_dict") and hasattr(self.every_step, "load_state_dict"):
             parts["every_step"] = self.every_step
