@@ -93,10 +93,9 @@ def _noise_fault(laplace: LinearizedLaplace) -> str | None:
     plain = likelihood.likelihood if isinstance(likelihood, Tempered) else likelihood
     if not isinstance(plain, (QuadraticLikelihood, StudentT)) or targets.dim() != 2:
         return None
-    seen = targets.isfinite()
-    row = seen.sum(1).argmax().unsqueeze(0)
+    row = targets.isfinite().sum(1).argmax().unsqueeze(0)
     root = plain.curvature_root(targets[row], laplace.training.outputs[row]).dense()[0]
-    least, constant = _least_noise(targets, seen, laplace.training.outputs)
+    least, constant = _least_noise(targets, laplace.training.outputs)
     # of noise relative to the least there may be, in the worst direction
     values, vectors = torch.linalg.eigh(least.sqrt().unsqueeze(1) * (root @ root.mT) * least.sqrt())
     if float(values[-1]) < 1:
@@ -115,13 +114,10 @@ def _noise_fault(laplace: LinearizedLaplace) -> str | None:
     )
 
 
-def _least_noise(targets: Tensor, seen: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
+def _least_noise(targets: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
     """The least noise variance of each output above rounding, and which outputs are constant."""
-    count = seen.sum(0).clamp(min=1)
-    values = torch.where(seen, targets, 0.0)
-    mean = values.sum(0) / count
-    variance = torch.where(seen, targets - mean, 0.0).square().sum(0) / count
-    square = values.square().sum(0) / count
+    square = targets.square().nanmean(0).nan_to_num()  # 0 where nothing was observed
+    variance = (targets - targets.nanmean(0)).square().nanmean(0).nan_to_num()
     constant = variance <= FITTED * square
     scale = torch.where(square > 0, square, outputs.square().mean(0) + 1)
     return torch.where(constant, CONSTANT * scale, FITTED * variance), constant

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -24,6 +26,7 @@ from lingp.runtime.memory import memory_for
 from lingp.runtime.tensors import set_tensors, tensors_of
 from lingp.training.hyperparameter_step import conditioned
 from lingp.training.map_loss import Penalty
+from lingp.training.plan import TrainingPlan
 from lingp.training.snapshots import Snapshot
 
 
@@ -46,6 +49,17 @@ class ModelOptions(TypedDict, total=False):
     inference: Inference
     mean: Mean | Literal["auto"]
     memory_budget: int | None
+
+
+def check_options(options: Mapping[str, object]) -> None:
+    """Raise unless all are options of the model; say where one is that isn't."""
+    of_plan = {field.name for field in dataclasses.fields(TrainingPlan)}
+    for name in options:
+        if name in of_plan:
+            raise TypeError(f"{name}: is in the plan, give plan=TrainingPlan({name}=...)")
+        if name not in ModelOptions.__annotations__:
+            known = ", ".join(ModelOptions.__annotations__)
+            raise TypeError(f"{name}: there is no such option; those of the model are {known}")
 
 
 class ModelInTraining:

@@ -28,9 +28,8 @@ from lingp.training.checkpoint import PathLike, read_checkpoint, write_checkpoin
 from lingp.training.fingerprint import describe, describe_module, describe_network
 from lingp.training.history import EvidenceStep, History
 from lingp.training.hyperparameter_step import look, mean_curvature, move
-from lingp.training.model import ModelInTraining, ModelOptions
+from lingp.training.model import ModelInTraining, ModelOptions, check_options
 from lingp.training.optimization import Optimization
-from lingp.training.options import check_options
 from lingp.training.outcome import EvidenceTraining
 from lingp.training.plan import Kept, TrainingPlan
 from lingp.training.randomness import PrivateRandomness
