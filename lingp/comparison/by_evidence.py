@@ -196,10 +196,10 @@ def _check_comparable(candidates: Sequence[Candidate]) -> None:
         gp = candidate.gp
         assert gp is not None
         own = gp.laplace.training.targets.cpu().double()
-        same = own.shape == targets.shape and torch.allclose(
+        alike = own.shape != targets.shape or torch.allclose(
             own, targets, rtol=1e-6, atol=1e-6, equal_nan=True
         )
-        if len(own) != len(targets) or (own.shape == targets.shape and not same):
+        if len(own) != len(targets) or not alike:
             raise ValueError(
                 f"candidates: {fine[0].name!r} and {candidate.name!r} were trained on different "
                 f"targets ({len(targets)} and {len(own)} rows); evidences compare on the same data"
