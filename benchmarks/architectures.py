@@ -31,7 +31,7 @@ from harness import command_line, table
 from scipy.stats import kendalltau, rankdata, spearmanr
 from torch import nn
 
-from lingp.training import compare_by_evidence
+from lingp.comparison import compare_by_evidence
 
 REGRESSION = ("boston", "concrete", "yacht", "energy", "wine")
 CLASSES = ("glass", "vehicle", "waveform")

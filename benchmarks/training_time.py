@@ -38,7 +38,7 @@ from training import train, train_in_batches
 from lingp.inference.choice import Inference
 from lingp.likelihoods import Categorical, Gaussian, Likelihood
 from lingp.priors import Diagonal, Isotropic, Layerwise, Prior, UnitWise
-from lingp.training import Blocks, EvidenceTrainer, Plan
+from lingp.training import Blocks, EvidenceTrainer, TrainingPlan
 
 TASKS = ("mlp", "kin8nm", "mnist")
 STEPS = {"mlp": 2400, "kin8nm": 2400, "mnist": 1200}
@@ -185,7 +185,7 @@ def trained_by_evidence(task: Task, contender: Contender, record: Record) -> nn.
         task.y,
         likelihood=likelihood,
         prior=prior,
-        plan=Plan(steps=task.steps, updates=task.updates, learning_rate=(1e-2, 1e-5)),
+        plan=TrainingPlan(steps=task.steps, updates=task.updates, learning_rate=(1e-2, 1e-5)),
         inference=contender.inference(task),
     )
     while not trainer.finished:

@@ -8,9 +8,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from lingp import (
+    comparison,
     data,
     gpytorch_models,
     inference,
+    invariance,
     likelihoods,
     linearization,
     metrics,
@@ -18,6 +20,7 @@ from lingp import (
     operators,
     plots,
     priors,
+    pruning,
     saving,
     training,
 )
@@ -53,10 +56,12 @@ __all__ = [
     "Prediction",
     "Sparse",
     "__version__",
+    "comparison",
     "data",
     "estimators",
     "gpytorch_models",
     "inference",
+    "invariance",
     "likelihoods",
     "linearization",
     "metrics",
@@ -64,6 +69,7 @@ __all__ = [
     "operators",
     "plots",
     "priors",
+    "pruning",
     "register_rule",
     "saving",
     "train_with_evidence",

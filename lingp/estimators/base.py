@@ -27,24 +27,24 @@ from lingp.inference.choice import predicts
 from lingp.likelihoods import Gaussian, Likelihood
 from lingp.models import LinearizedGP, Prediction
 from lingp.priors import Prior
-from lingp.runtime.progress import track
 from lingp.runtime.restoring import restored_on_error
 from lingp.training import (
     EvidenceTrainer,
     EvidenceTraining,
     History,
-    Plan,
     TrainingFailedError,
+    TrainingPlan,
     TrainingStoppedWarning,
 )
-from lingp.training.optimization import MakeOptimizer
 
 _BURN_IN = 20  # steps before prior and noise first move; later, a network may have learned noise
 # linear models are trained to the end between two moves of the hyperparameters
-_CONVEX: dict[str, Any] = {
-    "plan": Plan(steps=12, updates=12, select="evidence"),
-    "optimizer": partial(torch.optim.LBFGS, lr=1.0, max_iter=50, line_search_fn="strong_wolfe"),
-}
+_CONVEX = TrainingPlan(
+    steps=12,
+    updates=12,
+    select="evidence",
+    optimizer=partial(torch.optim.LBFGS, lr=1.0, max_iter=50, line_search_fn="strong_wolfe"),
+)
 # factors between decades, where each takes posteriors until curvature is its own average
 _TRIES = 1
 _SHARE = 0.1  # of the rows, where "auto" holds some out
@@ -155,7 +155,7 @@ class LinearizedGPEstimator(BaseEstimator):
         seed, generator = self._seeds()
         network = self._first_network(rows.shape[1], num_outputs, seed)
         own = self.module is None
-        options = _CONVEX if own and not layer_sizes(self.hidden_layer_sizes) else {}
+        convex = own and not layer_sizes(self.hidden_layer_sizes)
         device = next((p.device for p in network.parameters()), torch.device("cpu"))
         x = torch.from_numpy(self.x_scaler_.transform(rows)).to(device)
         y = torch.from_numpy(targets).to(device)
@@ -163,13 +163,13 @@ class LinearizedGPEstimator(BaseEstimator):
         problem = Problem(x, y, likelihood, mean, num_outputs, seed, generator)
         self.validation_, fraction = None, self.validation_fraction
         if fraction is None or fraction == "auto":
-            self._learn(network, problem, streaming, options)
+            self._learn(network, problem, streaming, convex)
             if fraction == "auto" and own and not streaming and self._evidence_misleads():
                 network = self._first_network(rows.shape[1], num_outputs, seed)
-                self._take_factor(network, problem, options)
+                self._take_factor(network, problem, convex)
             return
         kept, held = self._split(problem, fraction)
-        self._learn(network, kept, streaming, options)
+        self._learn(network, kept, streaming, convex)
         self._tune(held, absorb=True)
 
     def _split(self, problem: Problem, fraction: float) -> tuple[Problem, Problem]:
@@ -182,11 +182,11 @@ class LinearizedGPEstimator(BaseEstimator):
         )
         return problem.at(kept), problem.at(held)
 
-    def _take_factor(self, network: nn.Module, problem: Problem, options: dict[str, Any]) -> None:
+    def _take_factor(self, network: nn.Module, problem: Problem, convex: bool) -> None:
         """Scale prior and mean as predicts those rows best that another network hasn't learned."""
         found = self.gp_, self.module_, self.history_, self.n_iter_
         kept, held = self._split(problem, _SHARE)
-        self._learn(network, kept, False, options)
+        self._learn(network, kept, False, convex)
         self.gp_.mean_scale = "matched"
         self._tune(held, absorb=False)
         tuned = self.gp_.laplace.mean_scale
@@ -214,18 +214,16 @@ class LinearizedGPEstimator(BaseEstimator):
         """What rows that are held out should be balanced by."""
         return None
 
-    def _learn(
-        self, network: nn.Module, problem: Problem, streaming: bool, options: dict[str, Any]
-    ) -> None:
+    def _learn(self, network: nn.Module, problem: Problem, streaming: bool, convex: bool) -> None:
         """The Gaussian process of these rows, by training unless the module is trained."""
         if self.prefit:
             self.gp_ = self._conditioned(network, problem)
             self.module_, self.history_, self.n_iter_ = network.eval(), History(), 0
             return
-        trainer = self._run(network, problem, **options)
+        trainer = self._run(network, problem, convex, self.prior)
         show = bool(self.verbose)
         trained = trainer.result(select="last", progress=show)
-        if not options and problem.x.dim() == 2 and predicts(self.inference):
+        if not convex and problem.x.dim() == 2 and predicts(self.inference):
             linear = self._linear(problem)
             evidences = [step.evidence for step in trainer.history]
             fell = bool(evidences) and evidences[-1] < max(evidences)
@@ -259,7 +257,7 @@ class LinearizedGPEstimator(BaseEstimator):
             # where nothing is noise, training stops before the noise is 0
             warnings.simplefilter("ignore", TrainingStoppedWarning)
             try:
-                trainer = self._run(network, problem, prior=1.0, **_CONVEX)
+                trainer = self._run(network, problem, convex=True, prior=1.0)
             except TrainingFailedError:
                 return None
         return trainer.result(select="last")
@@ -273,41 +271,32 @@ class LinearizedGPEstimator(BaseEstimator):
         return network
 
     def _run(
-        self,
-        network: nn.Module,
-        problem: Problem,
-        *,
-        prior: Prior | float | None = None,
-        plan: Plan | None = None,
-        optimizer: MakeOptimizer | None = None,
+        self, network: nn.Module, problem: Problem, convex: bool, prior: Prior | float | None
     ) -> EvidenceTrainer:
         """Train a network with the evidence."""
-        if plan is None:
-            steps, updates = self.steps, None
-            if steps and steps < 80:
-                # short trainings: no hyperparameter step sooner than ten steps after another
-                updates = max(1, steps // 10)
-            first = min(_BURN_IN, steps or _BURN_IN)
-            plan = Plan(steps=steps, burn_in=first, updates=updates, select="evidence")
+        plan = replace(_CONVEX, batch_size=len(problem.x)) if convex else self._plan()
         trainer = EvidenceTrainer(
             network,
             problem.x,
             problem.y,
-            likelihood=problem.likelihood,
-            prior=self.prior if prior is None else prior,
             plan=plan,
-            optimizer=optimizer,
-            batch_size=None if optimizer is None else len(problem.x),
+            generator=problem.generator,
+            likelihood=problem.likelihood,
+            prior=prior,
             inference=copy.deepcopy(self.inference),
             mean=problem.mean,
-            generator=problem.generator,
         )
-        show = bool(self.verbose)
-        for _ in track(range(trainer.num_steps), "training", total=trainer.num_steps, show=show):
-            if trainer.finished:
-                break
-            trainer.step()
+        trainer.run(progress=bool(self.verbose))
         return trainer
+
+    def _plan(self) -> TrainingPlan:
+        """Of networks with hidden layers."""
+        steps, updates = self.steps, None
+        if steps and steps < 80:
+            # short trainings: no hyperparameter step sooner than ten steps after another
+            updates = max(1, steps // 10)
+        first = min(_BURN_IN, steps or _BURN_IN)
+        return TrainingPlan(steps=steps, burn_in=first, updates=updates, select="evidence")
 
     def _initialize(self, network: nn.Module) -> None:
         """Set first weights of a network of our own, where torch's are not the best."""

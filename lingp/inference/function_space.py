@@ -12,6 +12,7 @@ from lingp.inference.posterior import FactorizedPosterior, differentiable_in_fac
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.weight_covariance import WeightCovariance
 from lingp.likelihoods import CurvatureRoot
+from lingp.linalg.psd import square_root
 from lingp.linearization import Factors
 from lingp.operators import diagonal_blocks, gram
 from lingp.priors import Prior
@@ -144,9 +145,14 @@ class FunctionSpace(FactorizedPosterior):
 
     @torch.no_grad()
     def weight_covariance(self, max_numbers: int) -> WeightCovariance | None:
-        rank = len(self.factorization.factor)
-        if self.factorization.from_qr or len(self.scale) * rank > max_numbers:
+        size, rank = len(self.scale), len(self.factorization.factor)
+        if size * (size if self.factorization.from_qr else rank) > max_numbers:
             return None
+        if self.factorization.from_qr:
+            # the difference I - U Uᵀ would cancel
+            identity = torch.eye(size, dtype=self.scale.dtype, device=self.scale.device)
+            root = square_root(self.precision_solve(identity))
+            return WeightCovariance(0.0, root, root.new_ones(size))
         inverse = self.factorization.inverse_root()
         rows = (self.training.num_data, self.root.rank)
         columns = self.whitened_t_product(inverse.unflatten(0, rows))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 
@@ -34,3 +35,40 @@ class WeightCovariance:
         product = rows @ self.columns
         covariance = (product * self.signs) @ product.mT
         return covariance + self.identity * (rows @ rows.mT) if self.identity else covariance
+
+    def double(self) -> WeightCovariance:
+        """The same in float64."""
+        return replace(self, columns=self.columns.double(), signs=self.signs.double())
+
+    def matmul(self, v: Tensor) -> Tensor:
+        """Cov e · v, (P,) or (P x S)."""
+        return self.identity * v + (self.columns * self.signs) @ (self.columns.mT @ v)
+
+    def diagonal(self) -> Tensor:
+        """The variance of each weight, (P,)."""
+        return self.identity + self.columns.square() @ self.signs
+
+    def rows(self, group: Tensor) -> Tensor:
+        """The covariance of some weights (k,) with all, (k x P)."""
+        made = (self.columns[group] * self.signs) @ self.columns.mT
+        made[torch.arange(len(group), device=group.device), group] += self.identity
+        return made
+
+    def blocks(self, groups: Tensor) -> Tensor:
+        """The covariance within groups of equal size, (u x k) -> (u x k x k)."""
+        columns = self.columns[groups]  # (u, k, r)
+        made = (columns * self.signs) @ columns.mT
+        made.diagonal(dim1=-2, dim2=-1).add_(self.identity)
+        return made
+
+    def given(self, group: Tensor) -> WeightCovariance:
+        """That of the other weights once those of a group (k,) are known, S - S_:g S_gg⁻¹ S_g:.
+
+        The weights of the group are independent of the others in it.
+        """
+        factor = torch.linalg.cholesky(self.blocks(group.unsqueeze(0))[0])
+        half = torch.linalg.solve_triangular(factor, self.rows(group), upper=False)  # (k, P)
+        columns = torch.cat([self.columns, half.mT], 1)
+        columns[group] = 0  # rounding brings no weight back
+        signs = torch.cat([self.signs, -self.signs.new_ones(len(group))])
+        return replace(self, columns=columns, signs=signs)

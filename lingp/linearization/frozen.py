@@ -149,15 +149,20 @@ class FrozenCopy:
                 p.requires_grad_(False)
 
 
-def frozen_copy(net: nn.Module) -> nn.Module:
-    """A copy of `net` in eval mode that shares nothing with it and computes the same outputs."""
+def plain_copy(net: nn.Module) -> nn.Module:
+    """A copy of `net` that shares nothing with it, graphs included."""
     memo: dict[int, Any] = {}
     for module in net.modules():
         for value in (*vars(module).values(), *module._buffers.values()):
             if isinstance(value, Tensor) and not value.is_leaf:
                 # deepcopy refuses tensors with a graph, which weight_norm leaves behind
                 memo[id(value)] = value.detach().clone()
-    net = _uncompiled(copy.deepcopy(net, memo)).eval()
+    return copy.deepcopy(net, memo)
+
+
+def frozen_copy(net: nn.Module) -> nn.Module:
+    """A copy of `net` in eval mode that shares nothing with it and computes the same outputs."""
+    net = _uncompiled(plain_copy(net)).eval()
     for p in net.parameters():
         if not p.is_leaf:  # as deepcopy leaves those of scripted modules
             p.detach_()

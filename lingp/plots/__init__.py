@@ -6,11 +6,13 @@ common kinds of colour vision; lines differ by their dashes too, for print.
 
 `bands`: predictive bands in one dimension. `map_2d`: probabilities or uncertainty in two.
 `reliability_diagram`, `coverage_curve`: calibration. `evidence_trace`: what training learned.
-`kernel_spectrum`: how many directions the data determine. `leverage`: which data matter.
+`evidence_comparison`: candidates that were compared by it. `kernel_spectrum`: how many directions
+the data determine. `leverage`: which data matter.
 """
 
 from lingp.plots.bands import bands
 from lingp.plots.calibration import coverage_curve, reliability_diagram
+from lingp.plots.candidates import evidence_comparison
 from lingp.plots.maps import map_2d
 from lingp.plots.points import leverage
 from lingp.plots.spectrum import kernel_spectrum
@@ -19,6 +21,7 @@ from lingp.plots.trace import evidence_trace
 __all__ = [
     "bands",
     "coverage_curve",
+    "evidence_comparison",
     "evidence_trace",
     "kernel_spectrum",
     "leverage",

@@ -7,7 +7,7 @@ from typing import Any
 
 from lingp.runtime.files import PathLike, UnreadableError, read_whole, write_whole
 
-FORMAT = "lingp training 1"
+FORMAT = "lingp training 2"
 
 
 class CheckpointError(ValueError):
@@ -20,7 +20,7 @@ def write_checkpoint(path: PathLike, state: dict[str, Any], fingerprint: dict[st
     Parameters
     ----------
     path
-        Of the file; its folder exists.
+        The file, in a folder that exists.
     state
         Tensors, numbers and strings in dicts and lists: `torch.load(weights_only=True)` reads it.
     fingerprint

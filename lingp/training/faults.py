@@ -17,6 +17,7 @@ from lingp.likelihoods import StudentT
 from lingp.linearization import LinearizedNetwork
 from lingp.training.history import EvidenceStep
 from lingp.training.hyperparameter_step import PRECISIONS
+from lingp.training.map_loss import log_joint
 
 FITTED = 1e-12  # noise variance, as a share of the targets', at which data are fitted to rounding
 CONSTANT = 1e-3  # the same, of the mean square of targets that are all alike
@@ -31,8 +32,14 @@ class TrainingFailedError(RuntimeError):
     """Training went wrong before there was a good state."""
 
 
+def raise_fault(fault: str | None) -> None:
+    """Raise a `FloatingPointError` that says what has gone wrong, if anything has."""
+    if fault is not None:
+        raise FloatingPointError(fault)
+
+
 def loss_fault(loss: float, rate: float) -> str | None:
-    """Whether the loss is a number."""
+    """The fault of a loss that is no number."""
     if math.isfinite(loss):
         return None
     return (
@@ -42,7 +49,7 @@ def loss_fault(loss: float, rate: float) -> str | None:
 
 
 def weights_fault(network: nn.Module) -> str | None:
-    """Whether all weights and running statistics are numbers."""
+    """The fault of weights or running statistics that are no numbers."""
     named = [*network.named_parameters(), *network.named_buffers()]
     bad = [n for n, t in named if t.is_floating_point() and not bool(t.isfinite().all())]
     if not bad:
@@ -55,12 +62,12 @@ def weights_fault(network: nn.Module) -> str | None:
 
 @torch.no_grad()
 def behind_untrained(laplace: LinearizedLaplace, untrained: LinearizedNetwork) -> str | None:
-    """Whether log p(y | f) + log p(θ) is less than before training, by these hyperparameters."""
+    """The fault of a log p(y | f) + log p(θ) that is less than before training."""
     outputs = torch.cat([untrained(x) for x in laplace.training.inputs]).to(
         laplace.training.outputs
     )
-    start = _log_joint(laplace, outputs, untrained.weights())
-    here = _log_joint(laplace, laplace.training.outputs, laplace.training.linearized.weights())
+    start = log_joint(laplace, outputs, untrained.weights().to(outputs))
+    here = log_joint(laplace, laplace.training.outputs, laplace.training.linearized.weights())
     margin = MARGIN[0] * laplace.data_term.num_observed + MARGIN[1] * abs(start)
     if math.isfinite(here) and (here >= start - margin or not math.isfinite(start)):
         return None
@@ -72,7 +79,7 @@ def behind_untrained(laplace: LinearizedLaplace, untrained: LinearizedNetwork) -
 
 @torch.no_grad()
 def hyperparameter_fault(laplace: LinearizedLaplace, found: EvidenceStep) -> str | None:
-    """Whether the evidence is a number, noise has a size, and precisions are within their range."""
+    """The fault of an evidence that is no number, of vanishing noise, or of precisions run off."""
     numbers = {"evidence": found.evidence, "log likelihood": found.log_likelihood}
     bad = [name for name, value in numbers.items() if not math.isfinite(value)]
     if bad:
@@ -80,25 +87,15 @@ def hyperparameter_fault(laplace: LinearizedLaplace, found: EvidenceStep) -> str
     return _noise_fault(laplace) or _precision_fault(laplace, found)
 
 
-def _log_joint(laplace: LinearizedLaplace, outputs: Tensor, weights: Tensor) -> float:
-    variances = laplace.prior.variances().to(outputs)
-    if len(variances) != laplace.training.num_parameters:
-        variances = laplace.training.per_weight(variances)
-    deviation = weights.to(outputs) - laplace.prior.mean.to(outputs)
-    penalty = 0.5 * (deviation.square() / variances).sum()
-    return float(laplace.data_term.log_prob(outputs) - penalty)
-
-
 def _noise_fault(laplace: LinearizedLaplace) -> str | None:
-    """Whether noise, in the direction where it is least, is lost in rounding."""
+    """The fault of noise that, in the direction where it is least, is lost in rounding."""
     likelihood, targets = laplace.likelihood, laplace.training.targets
     plain = likelihood.untempered
     if not (plain.is_quadratic or isinstance(plain, StudentT)) or targets.dim() != 2:
         return None
-    seen = targets.isfinite()
-    row = seen.sum(1).argmax().unsqueeze(0)
+    row = targets.isfinite().sum(1).argmax().unsqueeze(0)
     root = plain.curvature_root(targets[row], laplace.training.outputs[row]).dense()[0]
-    least, constant = _least_noise(targets, seen, laplace.training.outputs)
+    least, constant = _least_noise(targets, laplace.training.outputs)
     # of noise relative to the least there may be, in the worst direction
     values, vectors = torch.linalg.eigh(least.sqrt().unsqueeze(1) * (root @ root.mT) * least.sqrt())
     if float(values[-1]) < 1:
@@ -117,13 +114,10 @@ def _noise_fault(laplace: LinearizedLaplace) -> str | None:
     )
 
 
-def _least_noise(targets: Tensor, seen: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
+def _least_noise(targets: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
     """The least noise variance of each output above rounding, and which outputs are constant."""
-    count = seen.sum(0).clamp(min=1)
-    values = torch.where(seen, targets, 0.0)
-    mean = values.sum(0) / count
-    variance = torch.where(seen, targets - mean, 0.0).square().sum(0) / count
-    square = values.square().sum(0) / count
+    square = targets.square().nanmean(0).nan_to_num()  # 0 where nothing was observed
+    variance = (targets - targets.nanmean(0)).square().nanmean(0).nan_to_num()
     constant = variance <= FITTED * square
     scale = torch.where(square > 0, square, outputs.square().mean(0) + 1)
     return torch.where(constant, CONSTANT * scale, FITTED * variance), constant

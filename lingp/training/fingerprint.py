@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lingp.linearization.inputs import Inputs, input_tensors
 
@@ -35,10 +35,9 @@ def describe_network(net: nn.Module) -> str:
 
 def describe_module(module: nn.Module) -> str:
     """A prior or likelihood with the values it starts from."""
-    tensors = [t for t in module.state_dict().values() if isinstance(t, Tensor) and t.dim() > 0]
-    scalars = [t.item() for t in module.state_dict().values() if t.dim() == 0]
-    names = sorted(module.state_dict())
-    return f"{type(module).__name__} {names} {scalars} {digest(tensors) if tensors else ''}"
+    state = module.state_dict()
+    values = digest(*(t.reshape(-1) for t in state.values()))
+    return f"{type(module).__name__} {sorted(state)} {values}"
 
 
 def describe(value: Any) -> str:

@@ -87,20 +87,15 @@ def natural_outputs(
     variances that the likelihood's floor rules out as the largest that it has.
     """
     found = as_heteroscedastic(likelihood)
-    return outputs_of(mean, log_variance, found.link, found.floor)
-
-
-def outputs_of(mean: Tensor, log_variance: Tensor, link: str, floor: float) -> Tensor:
-    """`natural_outputs` for a link by name."""
     f2 = -log_variance.clamp(-_LARGEST, _LARGEST)
     precision = f2.exp()
-    if floor:
-        precision = (precision - floor).clamp(min=math.exp(-_LARGEST))
+    if found.floor:
+        precision = (precision - found.floor).clamp(min=math.exp(-_LARGEST))
         f2 = precision.log()
-    if link == "softplus":
+    if found.link == "softplus":
         # g = log(1 + e^f₂), so f₂ = log(e^g - 1), without overflow or cancellation
         f2 = precision + (-torch.expm1(-precision)).log()
-    return torch.cat([mean * (precision + floor), f2], -1)
+    return torch.cat([mean * (precision + found.floor), f2], -1)
 
 
 @torch.no_grad()
@@ -127,7 +122,7 @@ def initialize_head(
     y
         Targets (N x T), or (N,); missing ones are NaN.
     likelihood
-        Whose link is inverted.
+        The likelihood whose link is inverted.
     weight_scale
         Factor of the head's weights.
 
@@ -152,7 +147,7 @@ def initialize_head(
             f"y: target {int((~(variance > 0)).nonzero()[0])} has fewer than two different observed"
             " values, so it has no variance to start from; leave it out, or set the bias by hand"
         )
-    head.bias.copy_(outputs_of(mean, variance.log(), found.link, found.floor))
+    head.bias.copy_(natural_outputs(mean, variance.log(), found))
     head.weight.mul_(weight_scale)
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from lingp.likelihoods import Likelihood
+from lingp.likelihoods import Heteroscedastic, Likelihood
 from lingp.linearization.inputs import call_network
-from lingp.training.heads import as_heteroscedastic, outputs_of
+from lingp.training.heads import as_heteroscedastic, natural_outputs
 
 _LOWEST = -45.0  # softplus has no gradient worth having below, and its logarithm overflows
 
@@ -35,9 +35,9 @@ class NaturalFromMeanVariance(nn.Module):
         What the raw variances are: "log" (logarithms of σ²), "log_std" (logarithms of σ),
         "softplus" (σ² = log(1 + eˢ)), or a function that gives σ² from them.
     likelihood
-        Whose link, with its floor, is inverted.
+        The likelihood whose link, with its floor, is inverted.
     minimum_variance
-        That the network's own loss adds to σ², as some do.
+        What the network's own loss adds to σ², as some do.
 
     Notes
     -----
@@ -71,7 +71,8 @@ class NaturalFromMeanVariance(nn.Module):
         else:
             out = call_network(self.net, named or (inputs if len(inputs) > 1 else inputs[0]))
         mean, raw = _split(out)
-        return outputs_of(mean, self._log_variance(raw), self.link, self.floor)
+        likelihood = Heteroscedastic(self.link, floor=self.floor)
+        return natural_outputs(mean, self._log_variance(raw), likelihood)
 
     def _log_variance(self, raw: Tensor) -> Tensor:
         if self.variance == "log":

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class EvidenceStep:
-    """What a hyperparameter step found.
+    """The result of a hyperparameter step.
 
     Attributes
     ----------
@@ -22,14 +22,15 @@ class EvidenceStep:
     hyperparameters
         Value of each hyperparameter of prior and likelihood, as nested lists.
     seconds
-        That it took.
+        How long it took.
     at_bounds
         How many precisions are held at the ends of their range: weights that the data say nothing
         about, or everything.
     step
-        Of the optimizer, after which it came; None in a loop of your own.
+        The step of the optimizer after which it came; None in a loop of your own.
     loss, learning_rate
-        Of that step: the loss of maximum a posteriori training, in nats per row of the data.
+        The loss of maximum a posteriori training at that step, in nats per row of the data, and
+        the learning rate of the step.
     """
 
     evidence_before: float
@@ -56,18 +57,21 @@ class History(list[EvidenceStep]):
 
     @classmethod
     def from_dicts(cls, steps: list[dict[str, Any]]) -> History:
-        """From what `to_dicts` gave."""
+        """The history that `to_dicts` gave."""
         return cls(EvidenceStep(**step) for step in steps)
 
     def __str__(self) -> str:
         names = list(self[0].hyperparameters) if self else []
         heads = ["step", "evidence", "before", "log lik", "γ", "loss", "rate", *names, "s"]
-        rows = [heads, *(_cells(step) for step in self)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
-        return "\n".join(
-            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            for row in rows
-        )
+        return "\n".join(aligned([heads, *(_cells(step) for step in self)]))
+
+
+def aligned(rows: list[list[str]]) -> list[str]:
+    """Rows of a table as lines: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    ]
 
 
 def _cells(step: EvidenceStep) -> list[str]:

@@ -19,17 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from lingp.inference import ConvergenceWarning, Mean
-from lingp.inference.choice import Inference
 from lingp.inference.factorize import RoundingWarning
 from lingp.inference.tuning.mackay import applies
 from lingp.inference.tuning.spectrum import has_spectral_evidence
 from lingp.likelihoods import Likelihood
-from lingp.linearization import ParameterSelection
 from lingp.models import LinearizedGP
 from lingp.models.fitting import Missing
 from lingp.models.tuning import SearchMethod
 from lingp.priors import Prior
-from lingp.training.effective import effective_parameters
+from lingp.runtime.restoring import restored_on_error
 from lingp.training.history import EvidenceStep
 
 TOLERANCE = 1e-3  # nats per observed value: the weights move on anyway
@@ -44,15 +42,13 @@ def hyperparameter_step(
     *,
     likelihood: Likelihood,
     prior: Prior,
-    parameters: ParameterSelection = "all",
-    inference: Inference = "auto",
     mean: Mean = "network",
     sample_weight: Any = None,
     missing: Missing = "error",
-    memory_budget: int | None = None,
     method: SearchMethod = "auto",
     tolerance: float = TOLERANCE,
     max_evaluations: int = EVALUATIONS,
+    **options: Any,
 ) -> EvidenceStep:
     """Move prior and likelihood, in place, to the evidence's maximum for the network as it is.
 
@@ -70,12 +66,14 @@ def hyperparameter_step(
         with `requires_grad` off stay. Precisions stay between 1e-8 and 1e8. A prior with
         mean="network" stays at the weights that it was first bound to, see `Prior.hold_mean`; bind
         it before the first step of the loop.
-    parameters, inference, mean, memory_budget
+    mean
         As in `LinearizedGP`. Where the evidence of a refitted mean misleads (class labels, free
         variances: the features have seen the targets), that of the network's mean is taken.
     method, tolerance, max_evaluations
         As in `LinearizedGP.optimize_hyperparameters`. "auto": one eigendecomposition where that
         serves, else MacKay's fixed point where it applies, else L-BFGS.
+    **options
+        Others of `LinearizedGP`, such as `parameters`, `inference` and `memory_budget`.
 
     Returns
     -------
@@ -90,19 +88,8 @@ def hyperparameter_step(
     start = time.perf_counter()
     if prior.names is not None:
         prior.hold_mean()
-    gp = conditioned(
-        net,
-        X,
-        y,
-        likelihood=likelihood,
-        prior=prior,
-        parameters=parameters,
-        inference=inference,
-        mean=mean,
-        sample_weight=sample_weight,
-        missing=missing,
-        memory_budget=memory_budget,
-    )
+    data = {"X": X, "y": y, "sample_weight": sample_weight, "missing": missing}
+    gp = conditioned(net, data, likelihood=likelihood, prior=prior, mean=mean, **options)
     prior.hold_mean()  # the weights move on
     found = move(gp, method=method, tolerance=tolerance, max_evaluations=max_evaluations)
     return replace(found, seconds=time.perf_counter() - start)
@@ -110,24 +97,27 @@ def hyperparameter_step(
 
 def conditioned(
     net: nn.Module,
-    X: Any,
-    y: Any,
+    data: dict[str, Any],
     *,
     likelihood: Likelihood,
     prior: Prior,
     mean: Mean = "network",
-    sample_weight: Any = None,
-    missing: Missing = "error",
     **options: Any,
 ) -> LinearizedGP:
     """The network as it is, conditioned on the data, with the mean whose evidence can be trusted.
 
-    `options` are those of `LinearizedGP`.
+    Parameters
+    ----------
+    net
+        The network.
+    data
+        What `LinearizedGP.fit` is given.
+    likelihood, prior, mean, **options
+        As in `LinearizedGP`.
     """
     trusted = mean if likelihood.limits_fit else "network"
-    return LinearizedGP(net, likelihood, prior=prior, mean=trusted, sites="mean", **options).fit(
-        X, y, sample_weight=sample_weight, missing=missing, progress=False, prepare=False
-    )
+    gp = LinearizedGP(net, likelihood, prior=prior, mean=trusted, sites="mean", **options)
+    return gp.fit(**data, progress=False, prepare=False)
 
 
 def move(
@@ -145,44 +135,27 @@ def move(
         If the evidence isn't finite; the hyperparameters stay then.
     """
     modules = (gp.prior, gp.likelihood)
-    free = [p for module in modules for p in module.parameters() if p.requires_grad]
-    if not free:
+    if not any(p.requires_grad for module in modules for p in module.parameters()):
         return look(gp)
-    start = time.perf_counter()
-    before = [p.detach().clone() for p in free]
-    laplace = gp.laplace
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), restored_on_error(*modules):
         warnings.simplefilter("ignore", ConvergenceWarning)  # the next step goes on from here
         warnings.simplefilter("ignore", RoundingWarning)  # said by whoever predicts
         initial = gp.evidence().value
-        if method == "auto" and not has_spectral_evidence(laplace) and applies(laplace):
+        if method == "auto" and not has_spectral_evidence(gp.laplace) and applies(gp.laplace):
             method = "mackay"
-        try:
-            gp.optimize_hyperparameters(
-                objective="evidence",
-                method=method,
-                num_restarts=0,
-                tolerance=tolerance,
-                max_evaluations=max_evaluations,
-            )
-            at_bounds = hold_in_range(gp.prior)
-            found = look(gp)
-        except BaseException:
-            with torch.no_grad():
-                for p, value in zip(free, before, strict=True):
-                    p.copy_(value)
-            raise
-    return replace(
-        found,
-        evidence_before=initial,
-        at_bounds=at_bounds,
-        seconds=time.perf_counter() - start,
-    )
+        gp.optimize_hyperparameters(
+            objective="evidence",
+            method=method,
+            num_restarts=0,
+            tolerance=tolerance,
+            max_evaluations=max_evaluations,
+        )
+        at_bounds = hold_in_range(gp.prior)
+        return replace(look(gp), evidence_before=initial, at_bounds=at_bounds)
 
 
 def look(gp: LinearizedGP) -> EvidenceStep:
-    """The evidence as it is, without a step."""
-    start = time.perf_counter()
+    """The evidence as it is, without a step, which takes no time."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RoundingWarning)
         parts, gamma = gp.evidence(), effective_parameters(gp)
@@ -192,8 +165,22 @@ def look(gp: LinearizedGP) -> EvidenceStep:
         log_likelihood=parts.log_likelihood,
         effective_parameters=gamma,
         hyperparameters=values_of(gp.prior, gp.likelihood),
-        seconds=time.perf_counter() - start,
+        seconds=0.0,
     )
+
+
+def effective_parameters(gp: LinearizedGP) -> float:
+    """γ = tr (I + Φ Φᵀ)⁻¹ Φ Φᵀ = Σ_l v_l ∂ log det(I + Φ Φᵀ) / ∂ v_l.
+
+    For a sparse posterior, of its log determinant with what it leaves out.
+
+    Parameters
+    ----------
+    gp
+        A GP with data.
+    """
+    with torch.no_grad():
+        return float(gp.laplace.solution().occam.effective_parameters())
 
 
 @torch.no_grad()
@@ -222,14 +209,9 @@ def hold_in_range(prior: Prior) -> int:
 
 def values_of(prior: Prior, likelihood: Likelihood) -> dict[str, Any]:
     """Hyperparameters by name, `prior.precision` and the like, as numbers or lists of them."""
-    return {
-        f"{kind}.{name.replace('raw_', '')}": value.detach().tolist()
-        for kind, module in (("prior", prior), ("likelihood", likelihood))
-        for name, value in _constrained(module)
-    }
-
-
-def _constrained(module: Any) -> Any:
-    for name, raw in module.named_parameters():
-        constraint = module.constraint_for_parameter_name(name)
-        yield name, raw if constraint is None else constraint.transform(raw)
+    found = {}
+    for kind, module in (("prior", prior), ("likelihood", likelihood)):
+        for name, raw, constraint in module.named_parameters_and_constraints():
+            value = raw if constraint is None else constraint.transform(raw)
+            found[f"{kind}.{name.replace('raw_', '')}"] = value.detach().tolist()
+    return found

@@ -8,9 +8,12 @@ outputs.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
+from lingp.inference import LinearizedLaplace
 from lingp.linearization.selection import plain_name, unwrapped
 from lingp.priors import Prior
 
@@ -21,9 +24,9 @@ def penalty(net: nn.Module, prior: Prior) -> Tensor:
     Parameters
     ----------
     net
-        Its parameters of the names that the prior is bound to are θ.
+        The network, of whose parameters those that the prior is bound to are θ.
     prior
-        Bound to them.
+        A prior that is bound to them.
 
     Raises
     ------
@@ -45,25 +48,48 @@ class Penalty:
     """
 
     def __init__(self, net: nn.Module, prior: Prior) -> None:
-        prior.num_parameter_tensors  # noqa: B018  raises when the prior isn't bound
-        assert prior.names is not None
+        names = prior._check_bound()
         weights = {plain_name(name): p for name, p in unwrapped(net).named_parameters()}
-        unknown = [name for name in prior.names if name not in weights]
+        unknown = [name for name in names if name not in weights]
         if unknown:
             raise ValueError(
                 f"net: has no parameter {unknown[0]!r}, which the prior is over; give the network "
                 "that the prior was bound to"
             )
-        self.weights = [weights[name] for name in prior.names]
-        sizes = torch.tensor([p.numel() for p in self.weights])
+        self.weights = [weights[name] for name in names]
+        prior.bind(names, [p.shape for p in self.weights])  # one that was bound to names alone
         with torch.no_grad():
-            like = self.weights[0]
-            variances, self.mean = prior.variances().to(like), prior.mean.to(like)
-            if len(variances) == len(sizes):
-                variances = variances.repeat_interleave(sizes.to(variances.device))
-            self.precisions = 1 / variances
+            self.mean = prior.mean.to(self.weights[0])
+            self.precisions = 1 / variances_of_weights(prior).to(self.weights[0])
 
     def __call__(self) -> Tensor:
         """At the weights as they are now."""
         flat = torch.cat([p.reshape(-1) for p in self.weights])
         return 0.5 * ((flat - self.mean).square() @ self.precisions)
+
+
+def variances_of_weights(prior: Prior) -> Tensor:
+    """Prior variance of each weight, (P,), of a prior that is bound with shapes."""
+    values = prior.variances()
+    assert prior.shapes is not None
+    sizes = torch.tensor([shape.numel() for shape in prior.shapes], device=values.device)
+    return values.repeat_interleave(sizes) if len(values) == len(sizes) else values
+
+
+@torch.no_grad()
+def log_joint(laplace: LinearizedLaplace, outputs: Tensor, weights: Tensor) -> float:
+    """log p(D | f) - ½ |Σ0^{-1/2} (θ - μ0)|², -inf where it is no number.
+
+    Parameters
+    ----------
+    laplace
+        The data, the likelihood and the prior.
+    outputs
+        f, (N x C).
+    weights
+        θ, (P,).
+    """
+    variances, mean = variances_of_weights(laplace.prior), laplace.prior.mean
+    squares = (weights - mean.to(weights)).square() / variances.to(weights)
+    value = float(laplace.data_term.log_prob(outputs)) - 0.5 * float(squares.sum())
+    return value if math.isfinite(value) else -math.inf

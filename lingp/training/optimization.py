@@ -2,49 +2,50 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from lingp.training.plan import RATES, Plan
+from lingp.training.plan import LearningRate, TrainingPlan
 
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+_RATES = (1e-2, 1e-5)
 
 
 class Optimization:
-    """Steps of an optimizer at the learning rates of a plan.
+    """An optimizer at the learning rates of a plan.
 
     Parameters
     ----------
     weights
-        What is moved.
-    make
-        Makes the optimizer; Adam if None.
+        The parameters that are moved.
     plan
-        Whose learning rates.
+        It makes the optimizer, and has its learning rates.
     num_steps
         How many steps there will be.
     steady
         Whether the loss of given outputs stays the same all along. Else Adam has a memory of a
         hundred steps, fewer than there usually are between two changes, instead of a thousand.
+
+    Attributes
+    ----------
+    rate
+        The learning rate of the last step, for the first group of parameters.
     """
 
     def __init__(
         self,
         weights: Sequence[nn.Parameter],
-        make: MakeOptimizer | None,
-        plan: Plan,
+        plan: TrainingPlan,
         num_steps: int,
         steady: bool = True,
     ) -> None:
-        self.num_steps, rates = num_steps, plan.learning_rate
+        make, rates = plan.optimizer, plan.learning_rate
         if make is None and rates is None:
-            rates = RATES
+            rates = _RATES
         self.weights = list(weights)
         if make is None:
             betas = (0.9, 0.999 if steady else 0.99)
@@ -57,30 +58,12 @@ class Optimization:
                 "as lambda parameters: torch.optim.SGD(parameters, lr=0.1), got one that gives "
                 f"{type(self.optimizer).__name__}"
             )
-        self.scheduler: LRScheduler | None = None
-        self._rates: tuple[float, float] | None = None
-        if callable(rates):
-            self.scheduler = rates(self.optimizer)
-            if not hasattr(self.scheduler, "state_dict"):
-                raise TypeError(
-                    "learning_rate: expected a function from an optimizer to a "
-                    "torch.optim.lr_scheduler, got one that gives "
-                    f"{type(self.scheduler).__name__}"
-                )
-        elif rates is not None:
-            self._rates = rates if isinstance(rates, tuple) else (rates, rates)
+        self.scheduler = _scheduler(self.optimizer, rates, num_steps)
+        self.rate = float(self.optimizer.param_groups[0]["lr"])
 
-    @property
-    def rate(self) -> float:
-        """Of the first group of parameters, now."""
-        return float(self.optimizer.param_groups[0]["lr"])
-
-    def step(self, number: int, loss: Callable[[], Tensor]) -> Tensor:
-        """Step `number`, from 0; the loss before it, without a graph."""
-        if self._rates is not None:
-            rate = cosine(*self._rates, number / self.num_steps)
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
+    def step(self, loss: Callable[[], Tensor]) -> Tensor:
+        """The next step; the loss before it, without a graph."""
+        self.rate = float(self.optimizer.param_groups[0]["lr"])
 
         def closure() -> Tensor:
             self.optimizer.zero_grad()
@@ -94,7 +77,7 @@ class Optimization:
         return torch.as_tensor(found).detach()
 
     def describe(self) -> str:
-        """What tells it from others."""
+        """A text that tells this optimizer from others."""
         groups = [
             {k: v for k, v in group.items() if k != "params"}
             for group in self.optimizer.state_dict()["param_groups"]
@@ -103,7 +86,7 @@ class Optimization:
         return f"{type(self.optimizer).__name__} {groups}{scheduler}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Of optimizer and scheduler."""
+        """The states of optimizer and scheduler."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
         return {"optimizer": self.optimizer.state_dict(), "scheduler": scheduler}
 
@@ -114,6 +97,21 @@ class Optimization:
             self.scheduler.load_state_dict(state["scheduler"])
 
 
-def cosine(first: float, last: float, share: float) -> float:
-    """Half a period of a cosine from `first` to `last`, at a share of the way."""
-    return last + 0.5 * (first - last) * (1 + math.cos(math.pi * share))
+def _scheduler(
+    optimizer: Optimizer, rates: LearningRate | None, num_steps: int
+) -> LRScheduler | None:
+    """The scheduler that moves the learning rate; None where the optimizer keeps its own."""
+    if rates is None:
+        return None
+    if not callable(rates):
+        first, last = rates if isinstance(rates, tuple) else (rates, rates)
+        for group in optimizer.param_groups:
+            group["lr"] = first
+        return CosineAnnealingLR(optimizer, num_steps, eta_min=last)
+    made = rates(optimizer)
+    if not hasattr(made, "state_dict"):
+        raise TypeError(
+            "learning_rate: expected a function from an optimizer to a torch.optim.lr_scheduler, "
+            f"got one that gives {type(made).__name__}"
+        )
+    return made

@@ -21,7 +21,7 @@ class EvidenceTraining:
     net
         The trained copy of the network, in evaluation mode.
     prior, likelihood
-        With the hyperparameters found.
+        Prior and likelihood with the hyperparameters found.
     gp
         `LinearizedGP` of the network, conditioned on the training data.
     history
@@ -29,7 +29,7 @@ class EvidenceTraining:
     stopped
         Why training ended before its time, in words; None if it didn't.
     step
-        Of the optimizer, from which network and hyperparameters are.
+        The step of the optimizer from which network and hyperparameters are.
     """
 
     net: nn.Module

@@ -1,27 +1,42 @@
-"""When training does what: steps, hyperparameter steps among them, learning rates, the end."""
+"""When training does what, and how: steps, hyperparameter steps among them, learning rates."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+
+from lingp.models.tuning import SearchMethod
 
 STEPS, STEPS_OF_BATCHES = 2400, 10_000
 UPDATES, UPDATES_OF_SMALL = 8, 24
 SMALL = 2e9  # flops of a factorisation: below, updates cost less than the training between them
-RATES = (1e-2, 1e-5)
 
-Rates = float | tuple[float, float] | Callable[[Optimizer], LRScheduler]
-Selection = Literal["last", "evidence"]
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+LearningRate = float | tuple[float, float] | Callable[[Optimizer], LRScheduler]
+Kept = Literal["last", "evidence"]
+
+# the smallest value of whole numbers
+_LEAST = {
+    "steps": 1,
+    "epochs": 1,
+    "burn_in": 1,
+    "updates": 0,
+    "every": 1,
+    "patience": 1,
+    "batch_size": 1,
+    "checkpoint_every": 1,
+}
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Steps of the weights and, among them, steps of the hyperparameters.
+class TrainingPlan:
+    """How a network is trained: steps of the weights and, among them, steps of hyperparameters.
 
     Attributes
     ----------
@@ -35,17 +50,27 @@ class Plan:
         little, else 8; 0: the hyperparameters stay), or how many steps of the optimizer lie between
         them. The last one comes at the end.
     learning_rate
-        Of the first and the last step, with a cosine between them; one number for all; or a
-        function that makes a `torch.optim.lr_scheduler` for the optimizer. By default from 1e-2 to
-        1e-5, or what a given optimizer has.
+        The rates of the first and the last step, with a cosine between them; one for all steps;
+        or a function that makes a `torch.optim.lr_scheduler` for the optimizer. By default from
+        1e-2 to 1e-5, or what a given optimizer has.
     select
         Which state is kept: the "last", or that of the largest "evidence" of those after a
         hyperparameter step.
     patience
-        Stop after so many hyperparameter steps in succession without a larger evidence.
+        Training stops after so many hyperparameter steps in succession without a larger evidence.
     hold
         Whether hyperparameters stay where they are when moving them doesn't reach the largest
         evidence so far: a network that begins to overfit asks for less noise than there is.
+    batch_size
+        Rows of a step, of arrays and datasets; by default all, or 256 where there are more than
+        2048.
+    optimizer
+        A function from parameters to a `torch.optim.Optimizer`; Adam by default. When noise falls,
+        the loss that it sees is scaled, so that predictions weigh as much in it as before.
+    method
+        How hyperparameters move, as in `LinearizedGP.optimize_hyperparameters`.
+    checkpoint_every
+        A checkpoint is written every so many steps, besides those after hyperparameter steps.
 
     Raises
     ------
@@ -58,14 +83,17 @@ class Plan:
     burn_in: int | None = None
     updates: int | None = None
     every: int | None = None
-    learning_rate: Rates | None = None
-    select: Selection = "last"
+    learning_rate: LearningRate | None = None
+    select: Kept = "last"
     patience: int | None = None
     hold: bool = False
+    batch_size: int | None = None
+    optimizer: MakeOptimizer | None = None
+    method: SearchMethod = "auto"
+    checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
-        least = {"steps": 1, "epochs": 1, "burn_in": 1, "updates": 0, "every": 1, "patience": 1}
-        for name, lowest in least.items():
+        for name, lowest in _LEAST.items():
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or int(value) != value):
                 raise ValueError(f"{name}: expected a whole number, got {value!r}")
@@ -83,7 +111,7 @@ class Plan:
         self._check_rates()
 
     def num_steps(self, batches_per_epoch: int) -> int:
-        """Of the optimizer."""
+        """How many steps the optimizer takes."""
         if self.epochs is not None:
             return self.epochs * batches_per_epoch
         return self.steps or (STEPS if batches_per_epoch == 1 else STEPS_OF_BATCHES)
@@ -94,9 +122,9 @@ class Plan:
         Parameters
         ----------
         num_steps
-            Of the optimizer.
+            How many steps the optimizer takes.
         flops
-            Of one factorisation, on which the default number depends.
+            What one factorisation costs, on which the default number depends.
         """
         if self.burn_in is not None and self.burn_in > num_steps:
             raise ValueError(

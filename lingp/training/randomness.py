@@ -18,7 +18,7 @@ class PrivateRandomness:
     Parameters
     ----------
     seed
-        Of the first state.
+        The seed of the first state.
     device
         Where the network lies; the CPU's generator is always private.
     """

@@ -8,33 +8,32 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from typing_extensions import Unpack
 
-from lingp.inference import Mean
-from lingp.inference.choice import Inference, predicts, randomness
+from lingp.inference.choice import predicts, randomness
 from lingp.inference.factorize import OutOfRangeError, RoundingWarning
 from lingp.likelihoods import Likelihood
-from lingp.linearization import ParameterSelection
 from lingp.models import LinearizedGP
 from lingp.models.fitting import Missing
-from lingp.models.tuning import SearchMethod
 from lingp.priors import Prior
+from lingp.runtime.progress import track
 from lingp.runtime.tensors import set_tensors, tensors_of
 from lingp.training import faults
+from lingp.training.batches import endless_batches
 from lingp.training.checkpoint import PathLike, read_checkpoint, write_checkpoint
 from lingp.training.fingerprint import describe, describe_module, describe_network
 from lingp.training.history import EvidenceStep, History
 from lingp.training.hyperparameter_step import look, mean_curvature, move
-from lingp.training.model import ModelInTraining
-from lingp.training.optimization import MakeOptimizer, Optimization
+from lingp.training.model import ModelInTraining, ModelOptions, check_options
+from lingp.training.optimization import Optimization
 from lingp.training.outcome import EvidenceTraining
-from lingp.training.plan import Plan, Selection
+from lingp.training.plan import Kept, TrainingPlan
 from lingp.training.randomness import PrivateRandomness
-from lingp.training.rows import training_rows
-from lingp.training.state import KeptStates, State
+from lingp.training.snapshots import KeptSnapshots
 
 EveryStep = Callable[[nn.Module, Likelihood, Prior, int], object]
 
@@ -51,25 +50,16 @@ class EvidenceTrainer:
         The network to start from; it stays as it is.
     X, y, sample_weight, missing
         Training data, as `LinearizedGP.fit` takes them. A loader is iterated anew every epoch.
-    likelihood, prior, parameters, inference, memory_budget
-        As in `LinearizedGP`. Likelihood and prior are copied. Weights that the prior isn't over are
-        trained without penalty.
-    mean
-        Whose mean predictions have: as in `LinearizedGP`, or "auto", refitted where noise is
-        Gaussian. Hyperparameters are learned with the network's.
     plan
-        How long, and when hyperparameters move.
-    batch_size
-        Rows of a step, of arrays; by default all, or 256 where there are more than 2048.
-    optimizer
-        Makes an optimizer for the weights; Adam by default.
-    method
-        Of hyperparameter steps, as in `LinearizedGP.optimize_hyperparameters`.
+        How long, when hyperparameters move, and how.
     generator
         Draws batches, and the seed of dropout; a fixed seed by default.
     every_step
         Called after each step of the optimizer with the network, likelihood, prior and the step's
         number, from 0. If it has `state_dict` and `load_state_dict`, they go into checkpoints.
+    **options
+        `likelihood`, `prior`, `parameters`, `inference`, `mean` and `memory_budget`, as in
+        `train_with_evidence`.
 
     Attributes
     ----------
@@ -84,9 +74,8 @@ class EvidenceTrainer:
     --------
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     >>> X = torch.linspace(-1, 1, 20).unsqueeze(1)
-    >>> trainer = EvidenceTrainer(net, X, X.sin(), plan=Plan(steps=20, updates=2))
-    >>> while not trainer.finished:
-    ...     trainer.step()
+    >>> trainer = EvidenceTrainer(net, X, X.sin(), plan=TrainingPlan(steps=20, updates=2))
+    >>> trainer.run()
     >>> trainer.result().gp.predict(X).mean.shape
     torch.Size([20, 1])
     """
@@ -97,78 +86,47 @@ class EvidenceTrainer:
         X: Any,
         y: Any = None,
         *,
-        likelihood: Likelihood | str = "gaussian",
-        prior: Prior | float | None = None,
-        parameters: ParameterSelection = "all",
-        plan: Plan | None = None,
+        plan: TrainingPlan | None = None,
         sample_weight: Any = None,
         missing: Missing = "error",
-        batch_size: int | None = None,
-        optimizer: MakeOptimizer | None = None,
-        inference: Inference = "auto",
-        mean: Mean | Literal["auto"] = "auto",
-        method: SearchMethod = "auto",
-        memory_budget: int | None = None,
         generator: torch.Generator | None = None,
         every_step: EveryStep | None = None,
+        **options: Unpack[ModelOptions],
     ) -> None:
-        self.plan = plan or Plan()
-        self.method: SearchMethod = method
+        check_options(options)
+        self.plan = plan = plan or TrainingPlan()
         self.every_step = every_step
         self.model = model = ModelInTraining(
-            net,
-            X,
-            y,
-            likelihood=likelihood,
-            prior=prior,
-            parameters=parameters,
-            sample_weight=sample_weight,
-            missing=missing,
-            inference=inference,
-            mean=mean,
-            memory_budget=memory_budget,
+            net, X, y, sample_weight=sample_weight, missing=missing, **options
         )
         generator = generator or torch.Generator().manual_seed(0)
         seed = torch.randint(2**62, (), generator=generator, device=generator.device)
-        self._randomness = PrivateRandomness(int(seed), model.device)
+        self._randomness = PrivateRandomness(int(seed), model.untrained.device)
         with self._randomness.entered():
-            self._rows = training_rows(
-                X,
-                y,
-                sample_weight,
-                missing=missing,
-                network=model.untrained,
-                dtype=model.dtype,
-                likelihood=model.likelihood,
-                batch_size=batch_size,
-                generator=generator,
-            )
+            self._batches = endless_batches(model, plan.batch_size, generator)
         model.inputs_seen()
-        self.num_steps = self.plan.num_steps(self._rows.batches_per_epoch)
-        rows, weights = self._rows.num_rows * model.num_outputs, model.untrained.num_parameters
-        flops = float(rows) * weights * min(rows, weights)
-        self._moves = self.plan.hyperparameter_steps(self.num_steps, flops)
+        self.num_steps = plan.num_steps(self._batches.batches_per_epoch)
+        outputs = self._batches.num_rows * model.untrained.num_outputs
+        weights = model.untrained.num_parameters
+        flops = float(outputs) * weights * min(outputs, weights)
+        self._moves = plan.hyperparameter_steps(self.num_steps, flops)
         self._steady = not any(p.requires_grad for p in model.likelihood.parameters())
-        self._optimization = Optimization(
-            model.weights, optimizer, self.plan, self.num_steps, self._steady
-        )
+        self._optimization = Optimization(model.weights, plan, self.num_steps, self._steady)
         self._described = {
             "network": describe_network(model.network),
             "likelihood": describe_module(model.likelihood),
             "prior": describe_module(model.prior),
             "parameters": describe(model.untrained.parameter_names),
-            "plan": describe(self.plan),
+            "plan": describe(replace(plan, optimizer=None, checkpoint_every=None)),
             "optimizer": self._optimization.describe(),
-            "batch_size": describe(batch_size),
-            "inference": describe(inference),
-            "mean": mean,
-            "method": method,
+            "inference": describe(model.inference),
+            "mean": options.get("mean", "auto"),
         }
         self.history = History()
         self.steps_taken = 0
         self.stopped: str | None = None
         self._loss = torch.zeros(())
-        self._kept = KeptStates(keep_best=self.plan.select == "evidence")
+        self._kept = KeptSnapshots(keep_best=plan.select == "evidence")
         self._strikes = 0
         # of the loss, against the start. Noise that falls to a hundredth would throw weights away,
         # by gradients that are a hundred times those that Adam has seen; so the loss is scaled
@@ -185,8 +143,27 @@ class EvidenceTrainer:
         """Whether the hyperparameters move after the step that was just taken."""
         return self.steps_taken in self._moves
 
+    def run(self, checkpoint: PathLike | None = None, *, progress: bool = False) -> None:
+        """Take all steps that are left.
+
+        Parameters
+        ----------
+        checkpoint
+            A file that is written after each hyperparameter step, and when the plan says so.
+        progress
+            Whether a progress bar is shown.
+        """
+        left, every = self.num_steps - self.steps_taken, self.plan.checkpoint_every
+        for _ in track(range(left), "training", total=left, show=progress):
+            if self.finished:
+                break
+            self.step()
+            due = self.moves or self.finished or (every and self.steps_taken % every == 0)
+            if checkpoint is not None and due:
+                self.save(checkpoint)
+
     def step(self) -> None:
-        """One step of the optimizer, and of the hyperparameters where the plan has one.
+        """Take one step of the optimizer, and of the hyperparameters where the plan has one.
 
         Raises
         ------
@@ -196,30 +173,12 @@ class EvidenceTrainer:
         """
         if self.finished:
             raise RuntimeError("training is finished; call result()")
-        with self._randomness.entered(), torch.inference_mode(False), torch.enable_grad():
-            batch = self._rows.next()
-            scale = min(1.0, self._flatness)
-            loss = self._optimization.step(
-                self.steps_taken, lambda: scale * self.model.loss(batch, self._rows.num_rows)
-            )
-        self._loss = loss / scale
-        self.steps_taken += 1
-        self._place = self.steps_taken
-        last = self.steps_taken == self.num_steps
-        cheap = self._loss.device.type == "cpu" or self.steps_taken % _LOOK_EVERY == 0
-        if cheap or self.moves or last:
-            fault = faults.loss_fault(float(self._loss), self._optimization.rate)
-            if fault is not None:
-                self._stop(fault)
-                return
-        if self.every_step is not None:
-            model = self.model
-            try:
-                self.every_step(model.network, model.likelihood, model.prior, self.steps_taken - 1)
-            except FloatingPointError as error:
-                self._stop(str(error))
-                return
-        if self.moves or last:
+        try:
+            self._step_of_weights()
+        except FloatingPointError as error:
+            self._stop(str(error))
+            return
+        if self.moves or self.steps_taken == self.num_steps:
             self.hyperparameter_step(move_them=self.moves)
 
     def hyperparameter_step(self, *, move_them: bool = True) -> EvidenceStep | None:
@@ -235,28 +194,50 @@ class EvidenceTrainer:
         EvidenceStep
             None if training has gone wrong.
         """
-        start = time.perf_counter()
-        model = self.model
+        try:
+            return self._hyperparameter_step(move_them)
+        except FloatingPointError as error:
+            self._stop(str(error))
+        except (OutOfRangeError, torch.linalg.LinAlgError) as error:
+            self._stop(f"the evidence can't be computed: {error}")
+        return None
+
+    def _step_of_weights(self) -> None:
+        """A step of the optimizer; a `FloatingPointError` says what has gone wrong."""
+        model, number = self.model, self.steps_taken
+        with self._randomness.entered(), torch.inference_mode(False), torch.enable_grad():
+            batch = self._batches.next()
+            scale = min(1.0, self._flatness)
+            loss = self._optimization.step(
+                lambda: scale * model.loss(batch, self._batches.num_rows)
+            )
+        self._loss = loss / scale
+        self.steps_taken = self._place = number + 1
+        cheap = self._loss.device.type == "cpu" or self.steps_taken % _LOOK_EVERY == 0
+        if cheap or self.moves or self.steps_taken == self.num_steps:
+            faults.raise_fault(faults.loss_fault(float(self._loss), self._optimization.rate))
+        if self.every_step is not None:
+            self.every_step(model.network, model.likelihood, model.prior, number)
+
+    def _hyperparameter_step(self, move_them: bool) -> EvidenceStep | None:
+        start, model = time.perf_counter(), self.model
         gp = self._conditioned()
         if gp is None:
             return None
-        before = model.state(self.steps_taken)
+        before = model.snapshot(self.steps_taken)
         steepness = None if self._steady else mean_curvature(gp)
         try:
-            found = move(gp, method=self.method) if move_them else look(gp)
+            found = move(gp, method=self.plan.method) if move_them else look(gp)
             # evidences of different blocks of rows don't compare
             hold = move_them and self.plan.hold and predicts(model.inference)
             if hold and found.evidence < self._kept.largest:
-                before.restore(model.network, model.prior, model.likelihood)
+                model.restore(before)
                 found = look(gp)
-            fault = faults.hyperparameter_fault(gp.laplace, found)
-        except (OutOfRangeError, torch.linalg.LinAlgError) as error:
-            fault = f"the evidence can't be computed: {error}"
-        if fault is not None:
+            faults.raise_fault(faults.hyperparameter_fault(gp.laplace, found))
+        except (FloatingPointError, OutOfRangeError, torch.linalg.LinAlgError):
             # the hyperparameters went wrong, the weights may stay
             self._kept.good = before
-            self._stop(fault)
-            return None
+            raise
         model.hyperparameters_moved()
         if steepness:  # 0 where all of these rows have weight 0
             self._flatness *= steepness / mean_curvature(gp)
@@ -267,13 +248,15 @@ class EvidenceTrainer:
             learning_rate=self._optimization.rate,
             seconds=time.perf_counter() - start,
         )
-        self._accept(found)
+        self.history.append(found)
+        self._kept.accept(model.snapshot(self.steps_taken), found.evidence)
+        patience = self.plan.patience
+        if patience is not None and self._kept.since_largest >= patience and not self.finished:
+            self.stopped = f"no larger evidence in {patience} hyperparameter steps"
         return found
 
-    def result(
-        self, *, progress: bool = False, select: Selection | None = None
-    ) -> EvidenceTraining:
-        """What training gave: the state that the plan selects, conditioned on the data.
+    def result(self, *, progress: bool = False, select: Kept | None = None) -> EvidenceTraining:
+        """The result of training: the state that the plan selects, conditioned on the data.
 
         Parameters
         ----------
@@ -290,9 +273,9 @@ class EvidenceTrainer:
         if select == "evidence" and self.plan.select != "evidence":
             raise ValueError(
                 'select: "evidence", but the plan keeps only the last state; give '
-                'Plan(select="evidence")'
+                'TrainingPlan(select="evidence")'
             )
-        now, chosen = self.model.state(self._place), self._kept.best
+        now, chosen = self.model.snapshot(self._place), self._kept.best
         if select == "last":
             chosen = None
         if chosen is not None:
@@ -303,9 +286,8 @@ class EvidenceTrainer:
             network = copy.deepcopy(self.model.network).eval()
         finally:
             self.model.restore(now)
-        step = (chosen or now).step
         return EvidenceTraining(
-            network, gp.prior, gp.likelihood, gp, self.history, self.stopped, step
+            network, gp.prior, gp.likelihood, gp, self.history, self.stopped, (chosen or now)[0]
         )
 
     def save(self, path: PathLike) -> None:
@@ -323,83 +305,67 @@ class EvidenceTrainer:
         self.load_state_dict(read_checkpoint(path, self._fingerprint()))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the rest of training depends on, as tensors, numbers, dicts and lists."""
-        model, hook = self.model, _stateful(self.every_step)
+        """Everything that the rest of training depends on, for `torch.save`."""
+        model, generator = self.model, randomness(self.model.inference)
         return {
-            "now": model.state(self._place).to_dict(),
+            "now": model.snapshot(self._place),
             "steps_taken": self.steps_taken,
             "untrained": tensors_of(model.untrained.network),
-            "kept": self._kept.state_dict(),
-            "optimization": self._optimization.state_dict(),
-            "rows": self._rows.state_dict(),
+            "parts": {name: part.state_dict() for name, part in self._parts().items()},
             "randomness": self._randomness.state_dict(),
             "history": self.history.to_dicts(),
             "strikes": self._strikes,
             "flatness": self._flatness,
             "stopped": self.stopped,
             "memory_budget": model.memory_budget,
-            "inference": _generator_state(model.inference),
-            "every_step": None if hook is None else hook.state_dict(),
+            "inference": None if generator is None else generator.get_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave."""
-        model = self.model
-        now = State(**state["now"])
-        model.restore(now)
-        self.steps_taken, self._place = state["steps_taken"], now.step
+        model, generator = self.model, randomness(self.model.inference)
+        model.restore(state["now"])
+        self.steps_taken, self._place = state["steps_taken"], state["now"][0]
         set_tensors(model.untrained.network, state["untrained"])
-        self._kept.load_state_dict(state["kept"])
-        self._optimization.load_state_dict(state["optimization"])
         with self._randomness.entered():
-            self._rows.load_state_dict(state["rows"])
+            for name, part in self._parts().items():
+                part.load_state_dict(state["parts"][name])
         self._randomness.load_state_dict(state["randomness"])
         self.history = History.from_dicts(state["history"])
         self._strikes, self._flatness = state["strikes"], state["flatness"]
         self.stopped = state["stopped"]
         model.memory_budget = state["memory_budget"]
-        if state["inference"] is not None:
-            model.inference.generator.set_state(state["inference"])  # type: ignore[union-attr]
-        hook = _stateful(self.every_step)
-        if hook is not None:
-            hook.load_state_dict(state["every_step"])
+        if generator is not None:
+            generator.set_state(state["inference"])
+
+    def _parts(self) -> dict[str, Any]:
+        """The parts that have a state of their own."""
+        parts = {"kept": self._kept, "optimization": self._optimization, "batches": self._batches}
+        if hasattr(self.every_step, "state_dict") and hasattr(self.every_step, "load_state_dict"):
+            parts["every_step"] = self.every_step
+        return parts
 
     def _fingerprint(self) -> dict[str, str]:
-        return {**self._described, "data": self._rows.fingerprint()}
+        return {**self._described, "data": self._batches.fingerprint()}
 
     def _conditioned(self) -> LinearizedGP | None:
         """The network with the data, if it is any good; else the strike is counted."""
-        fault = faults.weights_fault(self.model.network)
-        if fault is not None:
-            self._stop(fault)
-            return None
-        try:
-            with self._randomness.entered(), warnings.catch_warnings():
-                gp = self.model.conditioned()
-                warnings.simplefilter("ignore", RoundingWarning)
-                evidence = gp.evidence().value
-        except (OutOfRangeError, torch.linalg.LinAlgError) as error:
-            self._stop(f"the evidence can't be computed: {error}")
-            return None
+        faults.raise_fault(faults.weights_fault(self.model.network))
+        with self._randomness.entered(), warnings.catch_warnings():
+            gp = self.model.conditioned()
+            warnings.simplefilter("ignore", RoundingWarning)
+            evidence = gp.evidence().value
         if not math.isfinite(evidence):
-            self._stop(f"the evidence is {evidence}")
-            return None
-        self._rows.interrupted()
+            faults.raise_fault(f"the evidence is {evidence}")
+        self._batches.interrupted()
         fault = faults.behind_untrained(gp.laplace, self.model.untrained)
         if fault is None:
             self._strikes = 0
             return gp
         self._strikes += 1
         if self._strikes >= _STRIKES or self.steps_taken == self.num_steps:
-            self._stop(fault)
+            faults.raise_fault(fault)
         return None
-
-    def _accept(self, found: EvidenceStep) -> None:
-        self.history.append(found)
-        self._kept.accept(self.model.state(self.steps_taken), found.evidence)
-        patience = self.plan.patience
-        if patience is not None and self._kept.since_largest >= patience and not self.finished:
-            self.stopped = f"no larger evidence in {patience} hyperparameter steps"
 
     def _stop(self, fault: str) -> None:
         """Training has gone wrong: back to the last good state, if there was one."""
@@ -409,15 +375,6 @@ class EvidenceTrainer:
         if good is None:
             raise faults.TrainingFailedError(f"{where}. There was no good state before")
         self.model.restore(good)
-        self._place = good.step
-        message = f"{where}. Kept is the state after step {good.step}"
+        self._place = good[0]
+        message = f"{where}. Kept is the state after step {good[0]}"
         warnings.warn(message, faults.TrainingStoppedWarning, stacklevel=3)
-
-
-def _generator_state(inference: Inference) -> Tensor | None:
-    generator = randomness(inference)
-    return None if generator is None else generator.get_state()
-
-
-def _stateful(hook: Any) -> Any:
-    return hook if hasattr(hook, "state_dict") and hasattr(hook, "load_state_dict") else None

@@ -12,7 +12,7 @@ from sklearn.exceptions import DataConversionWarning, NotFittedError
 from small_tables import network, regressor, table
 
 from lingp.models import LinearizedGP
-from lingp.training import train_with_evidence
+from lingp.training import TrainingPlan, train_with_evidence
 
 NEW = slice(0, 7)
 KINDS = [(None, False), (None, True), (2, False), (2, True)]  # targets, heteroscedastic
@@ -185,8 +185,8 @@ def test_training_is_that_of_train_with_evidence():
     net = network()
     model = regressor(module=net, steps=100, random_state=3).fit(X, y)
     x, z = (X - X.mean(0)) / X.std(0), (y - y.mean()) / y.std()
-    options = {"steps": 100, "burn_in": 20, "progress": False}
-    expected = train_with_evidence(net, torch.from_numpy(x), z, **options)
+    plan = TrainingPlan(steps=100, burn_in=20)
+    expected = train_with_evidence(net, torch.from_numpy(x), z, plan=plan, progress=False)
     # full batches: no random numbers
     assert len(model.history_) == len(expected.history)
     assert model.n_iter_ == 100

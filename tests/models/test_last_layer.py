@@ -11,7 +11,7 @@ from lingp import NTKernel
 from lingp.likelihoods import Gaussian
 from lingp.models import LinearizedGP
 from lingp.priors import Diagonal, Isotropic, Layerwise, UnitWise
-from lingp.training import EvidenceTrainer, Plan
+from lingp.training import EvidenceTrainer, TrainingPlan
 
 X = make_inputs(10)
 Y = X.sin().sum(1)
@@ -71,7 +71,7 @@ def test_kernels(net, name):
 @pytest.mark.parametrize("name", PRIORS)
 def test_training(net, name):
     def trained(parameters):
-        plan = Plan(steps=12, burn_in=4, updates=2)
+        plan = TrainingPlan(steps=12, burn_in=4, updates=2)
         trainer = EvidenceTrainer(net, X, Y, prior=PRIORS[name](), parameters=parameters, plan=plan)
         while not trainer.finished:
             trainer.step()

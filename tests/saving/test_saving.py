@@ -279,7 +279,7 @@ def test_data_over_processes(tmp_path, monkeypatch):
 
 
 def test_trained_with_the_evidence(tmp_path):
-    trained = lingp.train_with_evidence(make_net(), X, Y, epochs=2, progress=False)
+    trained = lingp.train_with_evidence(make_net(), X, Y, steps=2, progress=False)
     back = through_file(trained.gp, tmp_path)
     assert same(results(trained.gp), results(back))
 

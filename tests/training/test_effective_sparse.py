@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import lingp
-from lingp.training import train_with_evidence
-from lingp.training.effective import effective_parameters
+from lingp.training import effective_parameters, train_with_evidence
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from lingp.models import LinearizedGP
 from lingp.priors import Isotropic, Layerwise
 from lingp.training import (
     EvidenceTrainer,
-    Plan,
+    TrainingPlan,
     effective_parameters,
     hyperparameter_step,
     penalty,
@@ -31,15 +31,14 @@ def test_four_outputs_have_the_ridge_solution_of_noise_times_precision():
     X = torch.randn(30, 3, generator=g, dtype=torch.float64)
     Y = torch.randn(30, 4, generator=g, dtype=torch.float64)
     noise, precision = 0.3, 2.5
+    torch.manual_seed(0)
     found = train_with_evidence(
         torch.nn.Linear(3, 4).double(),
         X,
         Y,
         likelihood=Gaussian(noise),
         prior=precision,
-        steps=6,
-        updates=0,
-        optimizer=lbfgs,
+        plan=TrainingPlan(steps=6, updates=0, optimizer=lbfgs),
         progress=False,
     )
     A = torch.cat([X, torch.ones(30, 1, dtype=X.dtype)], 1)
@@ -57,7 +56,7 @@ def test_four_outputs_have_the_ridge_solution_of_noise_times_precision():
 def test_ridge_solution_moves_with_the_hyperparameters():
     X, Y = waves(30, outputs=4)
     trainer = EvidenceTrainer(
-        torch.nn.Linear(1, 4).double(), X, Y, plan=Plan(40, every=20), optimizer=lbfgs
+        torch.nn.Linear(1, 4).double(), X, Y, plan=TrainingPlan(40, every=20, optimizer=lbfgs)
     )
     for _ in range(39):
         trainer.step()
@@ -141,9 +140,8 @@ def test_training_by_either_method_ends_at_one_optimum():
     X, Y = waves(40)
     ends = []
     for method in ("mackay", "l-bfgs"):
-        found = train_with_evidence(
-            mlp(1, 1), X, Y, method=method, optimizer=lbfgs, steps=16, updates=16, progress=False
-        )
+        plan = TrainingPlan(steps=16, updates=16, optimizer=lbfgs, method=method)
+        found = train_with_evidence(mlp(1, 1), X, Y, plan=plan, progress=False)
         weights = torch.cat([p.detach().reshape(-1) for p in found.net.parameters()])
         ends.append((found.history[-1].evidence, weights))
     # hyperparameter steps stop at 1e-3 nats per row of gradient: squared in the evidence

@@ -7,7 +7,7 @@ import torch
 from small_sets import mlp, waves
 
 from lingp.likelihoods import Categorical, Gaussian, StudentT, Tempered
-from lingp.training import EvidenceTrainer, Plan
+from lingp.training import EvidenceTrainer, TrainingPlan
 
 WEAK = 1e-6  # a prior precision whose penalty doesn't show in gradients
 
@@ -25,7 +25,12 @@ def gradients(likelihood, y, net, X, steps=3) -> torch.Tensor:
         return [p.grad.flatten().clone() for p in optimizer.param_groups[0]["params"]]
 
     trainer = EvidenceTrainer(
-        net, X, y, likelihood=likelihood, prior=WEAK, plan=Plan(steps, every=1), optimizer=still
+        net,
+        X,
+        y,
+        likelihood=likelihood,
+        prior=WEAK,
+        plan=TrainingPlan(steps, every=1, optimizer=still),
     )
     trainer.model.prior.requires_grad_(False)
     while not trainer.finished:
@@ -54,7 +59,7 @@ def test_with_several_noises_the_mean_curvature_stays():
     X, y = waves(30, outputs=2)
     net = mlp(1, 8, 2)
     likelihood = Gaussian([2.0, 0.5])
-    trainer = EvidenceTrainer(net, X, y, likelihood=likelihood, plan=Plan(2, every=1))
+    trainer = EvidenceTrainer(net, X, y, likelihood=likelihood, plan=TrainingPlan(2, every=1))
     trainer.step()
     noise = trainer.model.likelihood.noise
     flatness = trainer.state_dict()["flatness"]
@@ -70,7 +75,7 @@ def test_any_parameter_of_a_likelihood_counts(name):
         "tempered": (Tempered(Categorical(), 3.0, learn=True), labels, mlp(1, 8, 2)),
         "categorical": (Categorical(), labels, mlp(1, 8, 2)),
     }[name]
-    trainer = EvidenceTrainer(net, X, targets, likelihood=likelihood, plan=Plan(2, every=1))
+    trainer = EvidenceTrainer(net, X, targets, likelihood=likelihood, plan=TrainingPlan(2, every=1))
     trainer.step()
     with torch.no_grad():
         f = trainer.model.network(X)
@@ -85,7 +90,7 @@ def test_rows_of_weight_zero_at_the_start_say_nothing():
     X, y = waves(1500)
     weight = torch.ones(1500).double()
     weight[:1100] = 0
-    options = {"likelihood": Gaussian(5.0), "plan": Plan(1, every=1), "batch_size": 1500}
+    options = {"likelihood": Gaussian(5.0), "plan": TrainingPlan(1, every=1, batch_size=1500)}
     given = EvidenceTrainer(mlp(1, 8, 1), X, y, sample_weight=weight, **options)
     given.step()
     noise = given.model.likelihood.noise.item()
@@ -94,7 +99,7 @@ def test_rows_of_weight_zero_at_the_start_say_nothing():
 
 def test_the_best_state_can_only_be_had_where_it_was_kept():
     X, y = waves(30)
-    trainer = EvidenceTrainer(mlp(1, 8, 1), X, y, plan=Plan(1, every=1))
+    trainer = EvidenceTrainer(mlp(1, 8, 1), X, y, plan=TrainingPlan(1, every=1))
     trainer.step()
     with pytest.raises(ValueError, match="select"):
         trainer.result(select="evidence")

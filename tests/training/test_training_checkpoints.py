@@ -21,7 +21,7 @@ from lingp.training import (
     EvidenceTrainer,
     InputLearner,
     InputScale,
-    Plan,
+    TrainingPlan,
     train_with_evidence,
 )
 
@@ -71,20 +71,25 @@ def data(kind):
     return DataLoader(TensorDataset(X, Y), 9, shuffle=True), None, {}
 
 
-def train(kind, path, optimizer, **options):
+def train(kind, path, optimizer):
     X, y, batches = data(kind)
-    options = {"steps": 20, "every": 6, "checkpoint_every": 4, "progress": False, **options}
+    plan = TrainingPlan(
+        steps=20,
+        every=6,
+        checkpoint_every=4,
+        optimizer=optimizer,
+        learning_rate=(1e-2, 1e-4),
+        select="evidence",
+    )
     return train_with_evidence(
         network(),
         X,
         y,
         prior=Layerwise(1.0),
-        optimizer=optimizer,
-        learning_rate=(1e-2, 1e-4),
+        plan=plan,
         checkpoint=path,
-        select="evidence",
+        progress=False,
         **batches,
-        **options,
     )
 
 
@@ -138,7 +143,7 @@ def test_a_process_that_is_killed(tmp_path):
 def test_a_write_that_is_cut_short_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     path = tmp_path / "training.pt"
     X, Y = waves(10)
-    trainer = EvidenceTrainer(mlp(1, 2, 1), X, Y, plan=Plan(4, updates=1))
+    trainer = EvidenceTrainer(mlp(1, 2, 1), X, Y, plan=TrainingPlan(4, updates=1))
     trainer.step()
     trainer.save(path)
     before = path.read_bytes()
@@ -164,10 +169,12 @@ def test_a_scheduler_and_momentum_go_on(tmp_path):
             mlp(1, 3, 1),
             X,
             Y,
-            plan=Plan(
-                12, every=5, learning_rate=lambda o: torch.optim.lr_scheduler.StepLR(o, 3, 0.5)
+            plan=TrainingPlan(
+                12,
+                every=5,
+                learning_rate=lambda o: torch.optim.lr_scheduler.StepLR(o, 3, 0.5),
+                optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
             ),
-            optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
         )
 
     whole, first, second = make(), make(), make()
@@ -179,7 +186,7 @@ def test_a_scheduler_and_momentum_go_on(tmp_path):
         while not trainer.finished:
             trainer.step()
     assert bits(whole.result()) == bits(second.result())
-    assert whole.history[-1].learning_rate == pytest.approx(0.05 * 0.5**4)
+    assert whole.history[-1].learning_rate == pytest.approx(0.05 * 0.5**3)  # of the last step
 
 
 @pytest.mark.parametrize(
@@ -190,16 +197,16 @@ def test_a_scheduler_and_momentum_go_on(tmp_path):
         ({"likelihood": Gaussian(0.5)}, "likelihood"),
         ({"prior": 2.0}, "prior"),
         ({"prior": Layerwise(1.0)}, "prior"),
-        ({"plan": Plan(9, updates=2)}, "plan"),
-        ({"optimizer": torch.optim.AdamW}, "optimizer"),
-        ({"batch_size": 5}, "batch_size"),
+        ({"plan": TrainingPlan(9, updates=2)}, "plan"),
+        ({"plan": TrainingPlan(8, updates=2, optimizer=torch.optim.AdamW)}, "optimizer"),
+        ({"plan": TrainingPlan(8, updates=2, batch_size=5)}, "plan"),
         ({"mean": "refit"}, "mean"),
         ({"parameters": "last_layer"}, "parameters"),
     ],
 )
 def test_another_training_is_refused(change, what, tmp_path):
     X, Y = waves(20)
-    options = {"net": mlp(1, 3, 1), "X": X, "y": Y, "plan": Plan(8, updates=2)}
+    options = {"net": mlp(1, 3, 1), "X": X, "y": Y, "plan": TrainingPlan(8, updates=2)}
     path = tmp_path / "a.pt"
     EvidenceTrainer(**options).save(path)
     same = EvidenceTrainer(**{**options, "net": mlp(1, 3, 1, seed=1)})  # starts don't matter
@@ -210,7 +217,7 @@ def test_another_training_is_refused(change, what, tmp_path):
 
 def test_what_is_no_checkpoint_is_refused(tmp_path):
     X, Y = waves(10)
-    trainer = EvidenceTrainer(mlp(1, 2, 1), X, Y, plan=Plan(2, updates=1))
+    trainer = EvidenceTrainer(mlp(1, 2, 1), X, Y, plan=TrainingPlan(2, updates=1))
     (tmp_path / "a.pt").write_bytes(b"something else")
     with pytest.raises(CheckpointError, match="can't be read"):
         trainer.load(tmp_path / "a.pt")
@@ -242,11 +249,8 @@ def test_what_moves_besides_the_weights_goes_on(kind, tmp_path):
             X,
             Y,
             parameters="net.*",
-            optimizer=optimizer,
-            steps=12,
-            every=5,
+            plan=TrainingPlan(steps=12, every=5, optimizer=optimizer, checkpoint_every=4),
             checkpoint=path,
-            checkpoint_every=4,
             progress=False,
             **own,
         )

@@ -1,6 +1,7 @@
 """All kinds of data and networks go through training, and nothing of the user's is changed."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lingp.likelihoods import Gaussian
 from lingp.priors import Isotropic
-from lingp.training import EvidenceTrainer, Plan, train_with_evidence
+from lingp.training import EvidenceTrainer, TrainingPlan, train_with_evidence
 
 QUICK = {"steps": 8, "updates": 2, "progress": False}
 
@@ -54,8 +55,8 @@ def test_a_loader_is_iterated_anew_every_epoch_and_its_rows_are_counted():
             Counting.epochs += 1
             yield from zip(X.split(5)[:4], Y.split(5)[:4], strict=True)  # drops the last three
 
-    trainer = EvidenceTrainer(mlp(1, 3, 1), Counting(), plan=Plan(epochs=3, updates=1))
-    assert (trainer.num_steps, trainer._rows.num_rows, Counting.epochs) == (12, 20, 1)
+    trainer = EvidenceTrainer(mlp(1, 3, 1), Counting(), plan=TrainingPlan(epochs=3, updates=1))
+    assert (trainer.num_steps, trainer._batches.num_rows, Counting.epochs) == (12, 20, 1)
     while not trainer.finished:
         trainer.step()
     assert Counting.epochs == 1 + 3 + 1  # to count, to train, for the evidence
@@ -70,9 +71,7 @@ def test_batches_in_order_are_steps_of_the_formula():
         batches,
         prior=2.0,
         likelihood=Gaussian(0.5),
-        steps=6,
-        updates=0,
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
+        plan=TrainingPlan(steps=6, updates=0, optimizer=lambda p: torch.optim.SGD(p, lr=0.05)),
         progress=False,
     )
     own = copy.deepcopy(net)
@@ -113,12 +112,12 @@ def test_a_weight_counts_like_repeated_rows():
     X, Y = waves(10)
     counts = torch.tensor([1, 2, 1, 0, 3, 1, 0, 2, 1, 1])
     rows = torch.arange(10).repeat_interleave(counts)
-    plan = {"prior": 1.5, "steps": 20, "updates": 2, "progress": False}
-    sgd = {"optimizer": lambda p: torch.optim.SGD(p, lr=1e-2)}
+    options = {"prior": 1.5, "progress": False}
+    plan = TrainingPlan(steps=20, updates=2, optimizer=lambda p: torch.optim.SGD(p, lr=1e-2))
     # the loss is per row: the optimizer's steps are longer by 12 / 10 with repeated rows
-    longer = {"optimizer": lambda p: torch.optim.SGD(p, lr=1.2e-2)}
-    weighted = train_with_evidence(mlp(1, 3, 1), X, Y, sample_weight=counts, **plan, **sgd)
-    repeated = train_with_evidence(mlp(1, 3, 1), X[rows], Y[rows], **plan, **longer)
+    longer = replace(plan, optimizer=lambda p: torch.optim.SGD(p, lr=1.2e-2))
+    weighted = train_with_evidence(mlp(1, 3, 1), X, Y, plan=plan, sample_weight=counts, **options)
+    repeated = train_with_evidence(mlp(1, 3, 1), X[rows], Y[rows], plan=longer, **options)
     assert len(rows) == 12
     torch.testing.assert_close(weights_of(weighted), weights_of(repeated), rtol=1e-6, atol=1e-6)
 
@@ -248,4 +247,31 @@ def test_weights_the_prior_is_not_over_are_trained_without_penalty():
 def test_options_out_of_range_are_named(options, message):
     X, Y = waves(6)
     with pytest.raises(ValueError, match=message):
-        train_with_evidence(mlp(1, 2, 1), X, Y, progress=False, **options)
+        train_with_evidence(mlp(1, 2, 1), X, Y, plan=TrainingPlan(**options), progress=False)
+
+
+def test_short_names_stand_for_those_of_the_plan():
+    X, Y = waves(12)
+    plan = TrainingPlan(steps=50, updates=1, select="evidence")
+    found = train_with_evidence(
+        mlp(1, 2, 1), X, Y, plan=plan, steps=4, updates=2, batch_size=5, progress=False
+    )
+    assert [step.step for step in found.history] == [2, 4]
+    with pytest.raises(ValueError, match="batch_size: expected at least 1, got 0"):
+        train_with_evidence(mlp(1, 2, 1), X, Y, batch_size=0)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"burn_in": 3}, r"burn_in: is in the plan, give plan=TrainingPlan\(burn_in=...\)"),
+        ({"optimizer": torch.optim.SGD}, "optimizer: is in the plan"),
+        ({"likelyhood": "gaussian"}, "likelyhood: there is no such option.* likelihood, prior"),
+    ],
+)
+def test_an_option_of_the_plan_is_said_to_be_there(option, message):
+    X, Y = waves(6)
+    with pytest.raises(TypeError, match=message):
+        train_with_evidence(mlp(1, 2, 1), X, Y, **option)
+    with pytest.raises(TypeError, match=message):
+        EvidenceTrainer(mlp(1, 2, 1), X, Y, **option)

@@ -14,8 +14,8 @@ from lingp.models import LinearizedGP
 from lingp.priors import Isotropic, Layerwise
 from lingp.training import (
     EvidenceTrainer,
-    Plan,
     TrainingFailedError,
+    TrainingPlan,
     TrainingStoppedWarning,
     hyperparameter_step,
     train_with_evidence,
@@ -24,9 +24,15 @@ from lingp.training.faults import hyperparameter_fault
 from lingp.training.hyperparameter_step import look
 
 
-def stopped(match, *args, **options):
+def stopped(match, *args, likelihood="gaussian", prior=None, **plan):
     with pytest.warns(TrainingStoppedWarning, match=match):
-        found = train_with_evidence(*args, progress=False, **options)
+        found = train_with_evidence(
+            *args,
+            plan=TrainingPlan(**plan),
+            likelihood=likelihood,
+            prior=prior,
+            progress=False,
+        )
     assert found.stopped is not None
     assert math.isfinite(found.gp.evidence().value)
     assert all(p.isfinite().all() for p in found.net.parameters())
@@ -116,9 +122,8 @@ def test_a_loss_that_is_no_number_goes_back_to_the_last_good_state():
     X, Y = waves(20)
     bad = turns_bad(15, lambda p: p * float("nan"))
     found = stopped("the loss became nan", mlp(1, 4, 1), X, Y, steps=20, every=5, optimizer=bad)
-    until = train_with_evidence(
-        mlp(1, 4, 1), X, Y, steps=15, every=5, optimizer=turns_bad(99, None), progress=False
-    )
+    plan = TrainingPlan(steps=15, every=5, optimizer=turns_bad(99, None))
+    until = train_with_evidence(mlp(1, 4, 1), X, Y, plan=plan, progress=False)
     assert found.step == 15
     assert len(found.history) == 3
     for p, q in zip(found.net.parameters(), until.net.parameters(), strict=True):
@@ -136,8 +141,9 @@ def test_weights_that_are_no_numbers_at_a_hyperparameter_step():
 def test_no_good_state_at_all_is_an_error():
     X, Y = waves(20)
     bad = turns_bad(2, lambda p: p * float("nan"))
+    plan = TrainingPlan(steps=20, updates=2, optimizer=bad)
     with pytest.raises(TrainingFailedError, match="no good state before"):
-        train_with_evidence(mlp(1, 4, 1), X, Y, steps=20, updates=2, optimizer=bad, progress=False)
+        train_with_evidence(mlp(1, 4, 1), X, Y, plan=plan, progress=False)
 
 
 def test_finite_but_thrown_away_weights_stop_at_the_second_look():
@@ -152,7 +158,7 @@ def test_finite_but_thrown_away_weights_stop_at_the_second_look():
 
 def test_a_network_that_recovers_goes_on():
     X, Y = waves(20)
-    trainer = EvidenceTrainer(mlp(1, 4, 1), X, Y, plan=Plan(30, every=10))
+    trainer = EvidenceTrainer(mlp(1, 4, 1), X, Y, plan=TrainingPlan(30, every=10))
     for _ in range(19):
         trainer.step()
     weights = [p.detach().clone() for p in trainer.model.weights]

@@ -6,7 +6,13 @@ import pytest
 import torch
 from small_sets import mlp, waves
 
-from lingp.training import EvidenceTrainer, History, Plan, hyperparameter_step, train_with_evidence
+from lingp.training import (
+    EvidenceTrainer,
+    History,
+    TrainingPlan,
+    hyperparameter_step,
+    train_with_evidence,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,12 +29,12 @@ from lingp.training import EvidenceTrainer, History, Plan, hyperparameter_step, 
     ],
 )
 def test_hyperparameters_move_when_the_plan_says(options, expected):
-    plan = Plan(**options)
+    plan = TrainingPlan(**options)
     assert plan.hyperparameter_steps(plan.num_steps(4)) == set(expected)
 
 
 def test_dear_hyperparameter_steps_are_fewer_and_batches_have_more_steps():
-    plan = Plan()
+    plan = TrainingPlan()
     assert (plan.num_steps(1), plan.num_steps(4)) == (2400, 10_000)
     assert plan.hyperparameter_steps(2400, flops=1e10) == set(range(300, 2401, 300))
 
@@ -46,7 +52,11 @@ def test_hyperparameters_are_held_where_moving_them_loses_evidence():
 def test_learning_rates_follow_a_cosine_and_the_record_has_them():
     X, Y = waves(12)
     found = train_with_evidence(
-        mlp(1, 3, 1), X, Y, steps=20, every=5, learning_rate=(0.1, 0.02), progress=False
+        mlp(1, 3, 1),
+        X,
+        Y,
+        plan=TrainingPlan(20, every=5, learning_rate=(0.1, 0.02)),
+        progress=False,
     )
     for step in found.history:
         share = (step.step - 1) / 20
@@ -61,9 +71,7 @@ def test_an_optimizer_keeps_its_rate_unless_told_otherwise(rate):
         mlp(1, 3, 1),
         X,
         Y,
-        steps=4,
-        updates=1,
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.07),
+        plan=TrainingPlan(4, updates=1, optimizer=lambda p: torch.optim.SGD(p, lr=0.07)),
         learning_rate=rate,
         progress=False,
     )
@@ -91,11 +99,9 @@ def worsening(**options):
         mlp(1, 6, 1),
         X,
         Y,
-        optimizer=Noisy,
-        learning_rate=0.02,
+        plan=TrainingPlan(optimizer=Noisy, learning_rate=0.02, **options),
         mean="network",
         progress=False,
-        **options,
     )
 
 
@@ -140,7 +146,7 @@ def test_the_record_prints_as_a_table():
 
 def test_the_loss_is_minus_the_log_joint_per_row():
     X, Y = waves(12)
-    trainer = EvidenceTrainer(mlp(1, 3, 1), X, Y, prior=3.0, plan=Plan(1, updates=1))
+    trainer = EvidenceTrainer(mlp(1, 3, 1), X, Y, prior=3.0, plan=TrainingPlan(1, updates=1))
     net = mlp(1, 3, 1)
     log_prob = torch.distributions.Normal(net(X), 1.0).log_prob(Y).sum()
     weights = sum(p.square().sum() for p in net.parameters())
@@ -151,7 +157,7 @@ def test_the_loss_is_minus_the_log_joint_per_row():
 
 def test_a_finished_training_has_no_more_steps():
     X, Y = waves(12)
-    trainer = EvidenceTrainer(mlp(1, 3, 1), X, Y, plan=Plan(1, updates=1))
+    trainer = EvidenceTrainer(mlp(1, 3, 1), X, Y, plan=TrainingPlan(1, updates=1))
     trainer.step()
     assert trainer.finished
     with pytest.raises(RuntimeError, match="finished"):

@@ -12,16 +12,16 @@ from lingp.likelihoods import Gaussian
 from lingp.linearization import LinearizedNetwork
 from lingp.models import LinearizedGP
 from lingp.priors import Isotropic, UnitWise
+from lingp.pruning import prune
 from lingp.training import (
     Augmented,
     CheckpointError,
     EvidenceTrainer,
     InputLearner,
     InputScale,
-    Plan,
+    TrainingPlan,
     hyperparameter_step,
     penalty,
-    prune,
     train_with_evidence,
 )
 
@@ -47,9 +47,7 @@ def test_ridge_regression_is_towards_the_weights_of_the_start():
         y,
         likelihood=Gaussian(noise),
         prior=Isotropic(precision, mean="network"),
-        steps=6,
-        updates=0,
-        optimizer=lbfgs,
+        plan=TrainingPlan(steps=6, updates=0, optimizer=lbfgs),
         mean="network",
         progress=False,
     )
@@ -127,7 +125,7 @@ def test_steps_of_the_inputs_hold_it_too():
 def train(path, net, steps_now=40):
     X, y = waves()
     trainer = EvidenceTrainer(
-        net, X, y, prior=Isotropic(1.0, mean="network"), plan=Plan(40, every=10)
+        net, X, y, prior=Isotropic(1.0, mean="network"), plan=TrainingPlan(40, every=10)
     )
     if path.exists():
         trainer.load(path)

@@ -18,7 +18,7 @@ from lingp.integrations.botorch.waves import Waves, learn_scales
 from lingp.likelihoods import Gaussian, KnownNoiseGaussian, Likelihood
 from lingp.models import LinearizedGP
 from lingp.priors import Prior
-from lingp.training import train_with_evidence
+from lingp.training import TrainingPlan, train_with_evidence
 
 STEPS = 600
 # Of prior and noise; the first comes early, before the network has learned noise, and so does the
@@ -137,9 +137,11 @@ def _trained(
         _targets(y, noise),
         likelihood=likelihood,
         prior=_PRECISION if prior is None else prior,
-        steps=steps,
-        burn_in=min(_BURN_IN, steps),
-        updates=max(1, min(_UPDATES, steps // 10)),
+        plan=TrainingPlan(
+            steps=steps,
+            burn_in=min(_BURN_IN, steps),
+            updates=max(1, min(_UPDATES, steps // 10)),
+        ),
         inference=inference,
         mean="refit",
         generator=generator,

@@ -18,7 +18,7 @@ from lingp.inference.evidence import evidence
 from lingp.likelihoods import Categorical, Gaussian
 from lingp.linearization import LinearizedNetwork
 from lingp.priors import Diagonal, Isotropic, Layerwise, UnitWise
-from lingp.training import hyperparameter_step, train_with_evidence
+from lingp.training import TrainingPlan, hyperparameter_step, train_with_evidence
 
 
 def occam_of(laplace):
@@ -342,10 +342,13 @@ def test_a_block_too_large_for_memory():
 def test_killed_and_resumed_training_draws_the_same_blocks(tmp_path):
     case, path = model("one noise", num_data=40), tmp_path / "training.pt"
     y = case.laplace.training.targets
-    options = {"steps": 12, "updates": 3, "progress": False, "prior": Layerwise()}
+    options = {"progress": False, "prior": Layerwise()}
 
-    def training(**more):
-        return train_with_evidence(case.net, case.x, y, inference=Blocks(8, 2), **options, **more)
+    def training(optimizer, **more):
+        plan = TrainingPlan(12, updates=3, learning_rate=(1e-2, 1e-5), optimizer=optimizer)
+        return train_with_evidence(
+            case.net, case.x, y, plan=plan, inference=Blocks(8, 2), **options, **more
+        )
 
     class KilledError(Exception):
         pass
@@ -360,11 +363,10 @@ def test_killed_and_resumed_training_draws_the_same_blocks(tmp_path):
             raise KilledError
 
     steps: list[int] = []
-    rates = {"learning_rate": (1e-2, 1e-5)}
-    whole = training(optimizer=lambda p: torch.optim.Adam(p, 1e-2), **rates)
+    whole = training(lambda p: torch.optim.Adam(p, 1e-2))
     with pytest.raises(KilledError):
-        training(optimizer=kill, checkpoint=path, **rates)
-    resumed = training(optimizer=lambda p: torch.optim.Adam(p, 1e-2), checkpoint=path, **rates)
+        training(kill, checkpoint=path)
+    resumed = training(lambda p: torch.optim.Adam(p, 1e-2), checkpoint=path)
     assert torch.equal(whole.prior.precision, resumed.prior.precision)
     assert [s.evidence for s in whole.history] == [s.evidence for s in resumed.history]
 

@@ -15,7 +15,7 @@ from lingp import LinearizedGP
 from lingp.inference import optimize
 from lingp.likelihoods import Gaussian
 from lingp.priors import Diagonal, Isotropic, Layerwise, UnitWise
-from lingp.training.effective import effective_parameters
+from lingp.training import effective_parameters
 
 
 def effective_numbers(laplace):

@@ -19,19 +19,19 @@ is exact for the moved weights of the linearised model; where b = 0, it is the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from lingp.inference import LinearizedLaplace, TrainingSet
-from lingp.likelihoods import CurvatureRoot
+from lingp.inference import LinearizedLaplace
 
 
 class LocalEvidence:
     """Posterior of the whitened weights of one linearisation, from which groups are taken out.
 
-    In float64, with a dense matrix of P x P or N·C x P, whichever is smaller.
+    In float64, whatever the posterior is in.
 
     Parameters
     ----------
@@ -50,20 +50,21 @@ class LocalEvidence:
 
     @torch.no_grad()
     def __init__(self, laplace: LinearizedLaplace) -> None:
-        training = laplace.training
-        variances = laplace.prior.variances().to(training.outputs)
-        scale = training.per_weight(variances).double().sqrt()
-        self._covariance = _covariance(training, laplace.curvature_root(), scale)
+        posterior = laplace.exact_posterior()
+        covariance = posterior.weight_covariance(sys.maxsize)
+        assert covariance is not None
+        self._covariance = covariance.double()
+        training, scale = posterior.training, posterior.scale
         weights, outputs = training.linearized.weights(), training.outputs
         shift = laplace.weight_shift()  # from the network to a refitted mean
         if shift is not None:
             weights = weights + shift
             outputs = outputs + training.matmul(shift.unsqueeze(-1)).squeeze(-1)
-        self.mean = weights / scale
-        self._prior_mean = (laplace.prior.mean.to(weights) / scale).expand_as(weights)
+        self.mean = (weights / scale).double()
+        self._prior_mean = (laplace.prior.mean / scale.double()).expand_as(self.mean)
         residual = laplace.data_term.residual(outputs).unsqueeze(-1)
-        slope = training.t_matmul(residual).squeeze(-1)
-        gradient = scale * slope - (self.mean - self._prior_mean)  # b
+        slope = posterior.features.t_matmul(residual).squeeze(-1)
+        gradient = slope - (self.mean - self._prior_mean)  # b
         self._step = self._covariance.matmul(gradient)  # S b
         self.left = torch.ones_like(scale, dtype=torch.bool)
         self.change = 0.0
@@ -97,89 +98,10 @@ class LocalEvidence:
         """Take a group of weights (k,) out, those of them that aren't."""
         group = group[self.left[group]]
         self.change += float(self.changes([group]))
-        factor = torch.linalg.cholesky(self._covariance.blocks(group.unsqueeze(0))[0])
         values = torch.stack([self.mean, self._step], -1)
-        solved = torch.cholesky_solve(values[group], factor)
+        solved = torch.linalg.solve(self._covariance.blocks(group.unsqueeze(0))[0], values[group])
         values -= self._covariance.rows(group).mT @ solved
         values[group] = 0
         self.mean, self._step = values.unbind(-1)
-        self._covariance.condition(group, factor)
+        self._covariance = self._covariance.given(group)
         self.left[group] = False
-
-
-def _covariance(training: TrainingSet, root: CurvatureRoot, scale: Tensor) -> _Dense | _LowRank:
-    """S = (I + Φᵀ Φ)⁻¹."""
-
-    def rows() -> Iterator[Tensor]:
-        for here, jacobian in training.dense_chunks():
-            yield root.rows(here).t_apply(jacobian).flatten(0, 1).double() * scale
-
-    if training.num_data * root.rank < len(scale):
-        return _LowRank(torch.cat(list(rows())))
-    squared = torch.eye(len(scale), dtype=scale.dtype, device=scale.device)
-    for block in rows():
-        squared.addmm_(block.mT, block)
-    return _Dense(torch.cholesky_inverse(torch.linalg.cholesky(squared)))
-
-
-class _Dense:
-    """S as it is, (P x P)."""
-
-    def __init__(self, matrix: Tensor) -> None:
-        self.matrix = matrix
-
-    def matmul(self, v: Tensor) -> Tensor:
-        return self.matrix @ v
-
-    def diagonal(self) -> Tensor:
-        return self.matrix.diagonal()
-
-    def blocks(self, index: Tensor) -> Tensor:
-        """S_gg of groups of equal size, (u x k) -> (u x k x k)."""
-        return self.matrix[index[:, :, None], index[:, None]]
-
-    def rows(self, group: Tensor) -> Tensor:
-        """S_g:, (k x P)."""
-        return self.matrix[group]
-
-    def condition(self, group: Tensor, factor: Tensor) -> None:
-        """S' = S - S_:g S_gg⁻¹ S_g:, with the Cholesky factor of S_gg."""
-        half = torch.linalg.solve_triangular(factor, self.matrix[group], upper=False)
-        self.matrix.addmm_(half.mT, half, alpha=-1)
-        self.matrix[group] = 0  # rounding brings no weight back
-        self.matrix[:, group] = 0
-
-
-class _LowRank:
-    """S = I - Φᵀ Y with Y = (I + Φ Φᵀ)⁻¹ Φ, (N·K x P)."""
-
-    def __init__(self, whitened: Tensor) -> None:
-        squared = whitened @ whitened.mT
-        squared.diagonal().add_(1)
-        self.whitened = whitened  # Φ
-        self.solved = torch.cholesky_solve(whitened, torch.linalg.cholesky(squared))  # Y
-
-    def matmul(self, v: Tensor) -> Tensor:
-        return v - self.whitened.mT @ (self.solved @ v)
-
-    def diagonal(self) -> Tensor:
-        return 1 - (self.whitened * self.solved).sum(0)
-
-    def blocks(self, index: Tensor) -> Tensor:
-        """S_gg of groups of equal size, (u x k) -> (u x k x k)."""
-        identity = torch.eye(index.shape[1], dtype=self.solved.dtype, device=self.solved.device)
-        products = [self.whitened[:, g].mT @ self.solved[:, g] for g in index]
-        return identity - torch.stack(products)
-
-    def rows(self, group: Tensor) -> Tensor:
-        """S_g:, (k x P)."""
-        made = -self.solved[:, group].mT @ self.whitened
-        made[torch.arange(len(group), device=group.device), group] += 1
-        return made
-
-    def condition(self, group: Tensor, factor: Tensor) -> None:
-        """Y' = Y + Y_g S_gg⁻¹ Φ_gᵀ Y, with the Cholesky factor of S_gg."""
-        answer = torch.cholesky_solve(self.whitened[:, group].mT @ self.solved, factor)
-        self.solved += self.solved[:, group] @ answer
-        self.whitened[:, group] = 0
-        self.solved[:, group] = 0

@@ -9,8 +9,9 @@ from torch import nn
 from torch.func import functional_call, jacrev
 
 from lingp import LinearizedGP
+from lingp.invariance.input_model import InputModel
 from lingp.likelihoods import Categorical, Gaussian
-from lingp.priors import Isotropic, Layerwise
+from lingp.priors import Diagonal, Isotropic, Layerwise, UnitWise
 from lingp.training import (
     Augmentation,
     Augmented,
@@ -19,10 +20,10 @@ from lingp.training import (
     InputScale,
     RandomAffine,
     RandomRotation,
+    TrainingPlan,
     evidence_gradient,
     train_with_evidence,
 )
-from lingp.training.input_model import InputModel
 
 STEP = 1e-5  # differences of second order are then off by 1e-10 relative, rounding by as much
 
@@ -116,6 +117,20 @@ def test_the_gradient_is_that_of_the_evidence(case, kind, num_data):
     assert size > 0.1  # nats, so that there is something to compare
     for name, g in expected.items():
         torch.testing.assert_close(found.gradients[name], g, rtol=1e-6, atol=1e-7 * size)
+
+
+@pytest.mark.parametrize("kind", [UnitWise, Diagonal])
+@pytest.mark.parametrize(("case", "num_data"), [("rotation", 6), ("rotation", 80)])
+def test_every_prior_has_the_gradient_of_the_evidence(case, num_data, kind):
+    net, x, y, likelihood = problem(case, "labels", num_data)
+    prior = kind(0.7)
+    evidence_gradient(net, x, y, likelihood=likelihood, prior=prior)  # binds the prior
+    with torch.no_grad():
+        prior.raw_precision += torch.linspace(-1, 1, prior.raw_precision.numel())
+    found = evidence_gradient(net, x, y, likelihood=likelihood, prior=prior)
+    assert found.evidence == pytest.approx(evidence(net, x, y, likelihood, prior), rel=1e-11)
+    expected = differences(net, x, y, likelihood, prior)["log_max_angle"]
+    torch.testing.assert_close(found.gradients["log_max_angle"], expected, rtol=1e-6, atol=1e-7)
 
 
 def test_the_average_is_of_outputs_and_jacobians():
@@ -337,11 +352,8 @@ def test_training_goes_on_after_a_kill(tmp_path):
             x,
             y,
             likelihood="categorical",
-            steps=30,
-            updates=2,
-            batch_size=7,
+            plan=TrainingPlan(steps=30, updates=2, batch_size=7, checkpoint_every=4),
             checkpoint=checkpoint,
-            checkpoint_every=4,
             input_learner=learner,
             progress=False,
         )
@@ -365,7 +377,8 @@ def test_the_learner_estimates_evidence_and_gradient(rows):
     exact = evidence_gradient(net, x, y, likelihood=likelihood, prior=prior)
     learner = InputLearner(block_size=5, num_blocks=8, curvature_rows=rows)
     model = InputModel.of(net, x, y, likelihood, prior, "all", torch.float64)
-    evidence, gradients = learner._estimate(model)
+    found = learner._estimate(model, net)
+    evidence, gradients = found.evidence, found.gradients
     if rows == 40:
         assert evidence == pytest.approx(exact.evidence, rel=1e-11)
         torch.testing.assert_close(gradients, exact.gradients, rtol=1e-9, atol=1e-9)
@@ -379,7 +392,8 @@ def test_many_weights_take_the_bound():
     prior = Isotropic(0.5)
     learner = InputLearner(block_size=6, num_blocks=4, max_parameters=10)
     model = InputModel.of(net, x, y, likelihood, prior, "all", torch.float64)
-    evidence, gradients = learner._estimate(model)
+    found = learner._estimate(model, net)
+    evidence, gradients = found.evidence, found.gradients
     bound = evidence_gradient(
         net,
         x,

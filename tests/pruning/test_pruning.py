@@ -10,9 +10,10 @@ from torch import nn
 import lingp
 from lingp.likelihoods import Gaussian
 from lingp.priors import Diagonal, Isotropic, Layerwise, UnitWise
-from lingp.training import prune, train_with_evidence
-from lingp.training.local_evidence import LocalEvidence
-from lingp.training.units import chains
+from lingp.pruning import prune
+from lingp.pruning.local_evidence import LocalEvidence
+from lingp.pruning.units import chains
+from lingp.training import train_with_evidence
 
 F64 = torch.float64
 

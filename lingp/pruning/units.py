@@ -142,11 +142,11 @@ def without(net: nn.Module, links: Mapping[str, str], removed: Sequence[Unit]) -
     Parameters
     ----------
     net
-        Stays as it is.
+        The network, which stays as it is.
     links
-        From `chains`.
+        The chains, as `chains` gives them.
     removed
-        Units of them.
+        Units of the chains.
     """
     net = copy.deepcopy(net)
     for a, b in links.items():
@@ -179,5 +179,5 @@ def _leaves(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _watched(module: nn.Module) -> bool:
-    """Whether hooks may look at what passes."""
+    """Whether a module has hooks, which may look at what passes."""
     return bool(module._forward_hooks or module._forward_pre_hooks)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from lingp.linearization import LinearizedNetwork
 from lingp.priors import Grouped, Layerwise, Prior
+from lingp.training.map_loss import variances_of_weights
 
 # of the variance that a weight had: far below rounding, and a finite logarithm still
 _OFF = 1e-30
@@ -37,13 +37,13 @@ class Switched(Prior):
         self.register_buffer("on", on.clone())
 
     def variances(self) -> Tensor:
-        """Of each weight, (P,)."""
-        each = per_weight(self.base)
+        """The variance of each weight, (P,)."""
+        each = variances_of_weights(self.base)
         return torch.where(self.on.to(each.device), each, _OFF * each)
 
     @property
     def precision(self) -> Tensor:
-        """That of the base; settable."""
+        """The precision of the base; settable."""
         return self.base.precision
 
     @precision.setter
@@ -52,16 +52,6 @@ class Switched(Prior):
 
     def extra_repr(self) -> str:
         return f"{self.base.extra_repr()}, {int(self.on.sum())} of {len(self.on)} weights on"
-
-
-def per_weight(prior: Prior) -> Tensor:
-    """Prior variance of each weight, (P,), of a prior that is bound with shapes."""
-    values = prior.variances()
-    assert prior.shapes is not None
-    sizes = [shape.numel() for shape in prior.shapes]
-    if len(values) == sum(sizes):
-        return values
-    return values.repeat_interleave(torch.tensor(sizes, device=values.device))
 
 
 @torch.no_grad()
@@ -94,19 +84,10 @@ def prior_of_kept(prior: Prior, kept: Tensor, network: LinearizedNetwork) -> Pri
     if isinstance(twin, (Grouped, Layerwise)):
         twin._by_name = None
     twin.bind_to(network)
-    expected = per_weight(prior)[kept]
-    if not torch.equal(per_weight(twin), expected):
+    expected = variances_of_weights(prior)[kept]
+    if not torch.equal(variances_of_weights(twin), expected):
         raise TypeError(
             f"prior: {type(prior).__name__} can't be carried over to a smaller network; use "
             "Isotropic, Layerwise, UnitWise or Diagonal"
         )
     return twin
-
-
-def positions(slices: Sequence[slice], index: Tensor) -> dict[int, Tensor]:
-    """Flat places within each parameter tensor of some of the P weights."""
-    return {
-        i: index[(index >= s.start) & (index < s.stop)] - s.start
-        for i, s in enumerate(slices)
-        if bool(((index >= s.start) & (index < s.stop)).any())
-    }

@@ -9,7 +9,8 @@ from scipy.stats import kendalltau, spearmanr
 from torch import nn
 
 import lingp
-from lingp.training import compare_by_evidence, train_with_evidence
+from lingp.comparison import compare_by_evidence
+from lingp.training import train_with_evidence
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -115,7 +116,7 @@ def test_table_has_a_row_for_each_in_order(compared):
 
 
 def test_scatter_of_evidence_and_test_log_likelihood(compared):
-    ax = compared.plot()
+    ax = lingp.plots.evidence_comparison(compared)
     points = {tuple(line.get_xydata()[0]) for line in ax.lines}
     for candidate in compared.candidates[:-1]:
         for run in candidate.runs:
@@ -134,12 +135,12 @@ def test_dots_without_test_data(data):
     assert found.rank_correlation is None
     assert found.regret is None
     figure, own = matplotlib.pyplot.subplots()
-    ax = found.plot(own)
+    ax = lingp.plots.evidence_comparison(found, ax=own)
     assert ax is own
     names = [label.get_text() for label in ax.get_yticklabels()]
     assert names == [c.name for c in found.candidates]
     assert names[-1] == "broken"
-    assert "failed" in [t.get_text() for t in ax.texts]
+    assert "× failed" in [t.get_text() for t in ax.texts]
     matplotlib.pyplot.close(figure)
 
 

@@ -2,7 +2,7 @@
 
 A weight that the data do not need costs evidence: its volume of prior is paid for, and nothing is
 bought. What the evidence loses or gains by each removal follows from one posterior
-(`lingp.training.local_evidence`), which says in which order to go; in rounds, what is left is
+(`lingp.pruning.local_evidence`), which says in which order to go; in rounds, what is left is
 linearised again and its evidence computed, which says how far. The network isn't trained again.
 
 The other weights move to make up for a removal, by a step of the linearised model (the optimal
@@ -14,10 +14,12 @@ from __future__ import annotations
 import math
 
 from lingp.models import LinearizedGP
+from lingp.pruning.refitted import refitted
+from lingp.pruning.result import Pruned, What
+from lingp.pruning.search import PruningSearch
 from lingp.runtime.memory import format_bytes, memory_for
 from lingp.runtime.progress import count
 from lingp.training.evidence_training import EvidenceTraining
-from lingp.training.pruning_search import Pruned, Search, What, with_network_mean
 
 
 def prune(
@@ -80,13 +82,13 @@ def prune(
         raise ValueError(f"until: expected a number to leave or a share below 1, got {until}")
     alone = gp.laplace.training.shards.alone
     if isinstance(trained, EvidenceTraining) and gp.mean != "network":
-        gp = with_network_mean(gp)
+        gp = refitted(gp, gp.linearized.network, gp.prior, "network")
     if not alone:
         raise ValueError("trained: pruning takes all data in one process, without process_group")
     _check_memory(gp)
     allowed = (math.inf if until is not None else 1.0) if max_loss is None else max_loss
-    search = Search(gp, what)
-    least = 0 if until is None else int(until if until >= 1 else until * search.number)
+    search = PruningSearch(gp, what)
+    least = 0 if until is None else int(until if until >= 1 else until * len(search.stage.left))
     with count(f"pruning {what}", show=progress) as tick:
         search.run(least, allowed, tick)
     return search.result(trained.net if isinstance(trained, EvidenceTraining) else None)

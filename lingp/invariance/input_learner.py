@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lingp.inference import Posterior
+from lingp.invariance.augmentations import Augmented
+from lingp.invariance.gradient import EvidenceGradient, estimate
+from lingp.invariance.input_model import InputModel
 from lingp.likelihoods import Likelihood
 from lingp.linearization import ParameterSelection
 from lingp.priors import Prior
-from lingp.training.augmentations import Augmented
-from lingp.training.input_model import InputModel
-from lingp.training.invariance import (
-    add_,
-    as_found,
-    gradients_of,
-    volume,
-    weight_space_factor,
-)
 
 _MOMENTS, _EPSILON = (0.9, 0.95), 1e-12  # gradients shrink a lot while the network is trained
 
@@ -35,7 +29,7 @@ class InputStep:
     evidence
         Estimate of the evidence before the step.
     values
-        Of the augmentation after it, in the units of their meaning.
+        Parameters of the augmentation after it, in the units of their meaning.
     """
 
     evidence: float
@@ -74,13 +68,13 @@ class InputLearner:
     decay
         After so many steps the learning rate has halved: it falls as 1 / (1 + step / decay).
     block_size, num_blocks, dtype
-        Of the random rows that a step takes, as in `evidence_gradient`.
+        As in `evidence_gradient`, for the random rows that a step takes.
     max_parameters
-        Up to so many weights, the determinant's gradient is taken in weight space; for more, it is
-        that of the blocks' bound.
+        Up to so many weights, the determinant's gradient is that of all rows; for more, it is that
+        of the blocks' bound.
     refresh, curvature_rows
-        In weight space, the curvature is computed anew every so many steps, from all rows or this
-        number of random ones.
+        The posterior of all rows is computed anew every so many steps, and when the prior has
+        moved, from all rows or this number of random ones.
     generator
         Draws the blocks; one seeded with 0 by default.
 
@@ -104,22 +98,15 @@ class InputLearner:
     history: list[InputStep] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise ValueError(f"learning_rate: expected a positive number, got {self.learning_rate}")
-        if self.every < 1 or self.start < 0:
-            raise ValueError(
-                f"every, start: expected at least 1 and 0, got {self.every} and {self.start}"
-            )
-        counts = ("num_blocks", "refresh", "curvature_rows")
-        small = [name for name in counts if getattr(self, name) < 1]
-        if small or not self.decay > 0:
-            raise ValueError(
-                f"{(small or ['decay'])[0]}: expected a positive number, got "
-                f"{getattr(self, (small or ['decay'])[0])}"
-            )
+        for name in ("learning_rate", "every", "decay", "num_blocks", "refresh", "curvature_rows"):
+            value = getattr(self, name)
+            if not (value > 0 and (name == "decay" or math.isfinite(value))):
+                raise ValueError(f"{name}: expected a positive number, got {value}")
+        if self.start < 0:
+            raise ValueError(f"start: expected at least 0, got {self.start}")
         self.generator = self.generator or torch.Generator().manual_seed(0)
         self._moments: dict[str, tuple[Tensor, Tensor]] = {}
-        self._curvature: Tensor | None = None
+        self._kept: dict[str, Any] | None = None  # of the posterior of all rows
 
     def due(self, step: int) -> bool:
         """Whether a step of the inputs follows step number `step` (from 0) of the weights."""
@@ -153,7 +140,7 @@ class InputLearner:
             prior.hold_mean()
         model = InputModel.of(net, X, y, likelihood, prior, parameters, self.dtype)
         prior.hold_mean()  # the weights move on
-        found = as_found(net, *self._estimate(model))
+        found = self._estimate(model, net)
         if not all(bool(g.isfinite().all()) for g in found.gradients.values()):
             raise FloatingPointError(
                 "the evidence's gradient in parameters of the inputs is not finite; lower the "
@@ -170,13 +157,13 @@ class InputLearner:
         return self.history[-1]
 
     def state_dict(self) -> dict[str, Any]:
-        """What goes on from here to the same result: tensors, numbers, dicts and lists."""
+        """Everything that the next steps depend on: tensors, numbers, dicts and lists."""
         assert self.generator is not None
         return {
             "moments": {name: list(pair) for name, pair in self._moments.items()},
             "generator": self.generator.get_state(),
             "history": [dict(vars(step)) for step in self.history],
-            "curvature": self._curvature,
+            "posterior": self._kept,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -185,37 +172,25 @@ class InputLearner:
         self._moments = {name: (a, b) for name, (a, b) in state["moments"].items()}
         self.generator.set_state(state["generator"])
         self.history[:] = [InputStep(**step) for step in state["history"]]
-        self._curvature = state["curvature"]
+        self._kept = state["posterior"]
 
-    def _estimate(self, model: InputModel) -> tuple[float, dict[str, Tensor]]:
+    def _estimate(self, model: InputModel, net: nn.Module) -> EvidenceGradient:
         """Evidence and gradient from random blocks."""
         size = model.block_size(self.block_size)
-        blocks = list(islice(model.blocks(size, self.generator), self.num_blocks))
-        running = model.network.num_parameters <= self.max_parameters
-        share = model.num_data / (size * len(blocks))
-        factor = self._factor(model, size) if running else None
-        evidence, total = -model.penalty, dict[str, Tensor]()
-        if factor is not None:
-            evidence -= factor.diagonal().log().sum().item()
-        for rows in blocks:
-            at = model.rows(rows)
-            value = at.log_likelihood
-            evidence += share * value.item()
-            if factor is None:
-                complexity = model.block_determinant(at)
-                evidence -= 0.5 * share * complexity.item()
-            else:
-                complexity = volume(model.jacobian(at), model.scale(), factor)
-            add_(total, gradients_of(model, value - 0.5 * complexity), share)
-        return evidence, total
+        blocks = model.blocks(size, self.generator)[: self.num_blocks]
+        few = model.network.num_parameters <= self.max_parameters
+        return estimate(model, net, blocks, size, self._posterior(model, size) if few else None)
 
-    def _factor(self, model: InputModel, size: int) -> Tensor:
-        """The Cholesky factor of A, with a curvature that may be some steps old."""
-        if self._curvature is None or len(self.history) % self.refresh == 0:
-            order = torch.randperm(model.num_data, generator=self.generator)
-            self._curvature = model.curvature(order[: self.curvature_rows], size)
-        scale = model.scale()
-        return weight_space_factor(self._curvature.to(scale), scale)
+    def _posterior(self, model: InputModel, size: int) -> Posterior:
+        """The posterior of all rows, which may be some steps old, but is of the prior as it is."""
+        variances, kept = model.prior.variances().detach().clone(), self._kept
+        same = kept is not None and torch.equal(kept["variances"].to(variances), variances)
+        if kept is not None and same and len(self.history) % self.refresh:
+            return model.restored(kept["state"])
+        rows = torch.randperm(model.num_data, generator=self.generator)[: self.curvature_rows]
+        posterior = model.posterior_from(rows, size)
+        self._kept = {"variances": variances, "state": posterior.state()}
+        return posterior
 
     def _direction(self, name: str, gradient: Tensor, count: int) -> Tensor:
         """Adam's."""

@@ -26,10 +26,8 @@ class Augmentation(nn.Module, ABC):
     parameters that may take any real value, as the logarithm of a size.
     """
 
-    @property
-    @abstractmethod
-    def num_noises(self) -> int:
-        """K, how many numbers make one draw; 0 where nothing is random."""
+    num_noises: int
+    """K, how many numbers make one draw; 0 where nothing is random."""
 
     @abstractmethod
     def forward(self, x: Tensor, noise: Tensor) -> Tensor:
@@ -38,6 +36,10 @@ class Augmentation(nn.Module, ABC):
     def values(self) -> dict[str, Tensor]:
         """Parameters in the units of their meaning, detached; for records and printing."""
         return {name: p.detach().clone() for name, p in self.named_parameters()}
+
+    def extra_repr(self) -> str:
+        values = self.values().items()
+        return ", ".join(f"{n}={float(v):.4g}" for n, v in values if v.dim() == 0)
 
 
 class RandomRotation(Augmentation):
@@ -48,23 +50,21 @@ class RandomRotation(Augmentation):
     Parameters
     ----------
     max_angle
-        In degrees, positive: where the search starts.
+        Where the search starts, in degrees, positive.
     learnable
         Whether `log_max_angle` is learned.
     """
 
+    num_noises = 1
+
     def __init__(self, max_angle: float = 5.0, *, learnable: bool = True) -> None:
         super().__init__()
-        log_angle = _log("max_angle", torch.tensor(math.radians(max_angle)))
+        log_angle = _logs("max_angle", math.radians(max_angle), 1)[0]
         self.log_max_angle = nn.Parameter(log_angle, requires_grad=learnable)
 
     @property
-    def num_noises(self) -> int:
-        return 1
-
-    @property
     def max_angle(self) -> float:
-        """In degrees."""
+        """The angle in degrees."""
         return math.degrees(float(self.log_max_angle.detach().double().exp()))
 
     def forward(self, x: Tensor, noise: Tensor) -> Tensor:
@@ -75,9 +75,6 @@ class RandomRotation(Augmentation):
 
     def values(self) -> dict[str, Tensor]:
         return {"max_angle": self.log_max_angle.detach().exp().rad2deg()}
-
-    def extra_repr(self) -> str:
-        return f"max_angle={self.max_angle:.4g}"
 
 
 class RandomAffine(Augmentation):
@@ -92,19 +89,12 @@ class RandomAffine(Augmentation):
         Whether `log_ranges` are learned.
     """
 
+    num_noises = 6
     names = ("translate_x", "translate_y", "rotation", "scale_x", "scale_y", "shear")
 
     def __init__(self, ranges: float | Sequence[float] = 0.05, *, learnable: bool = True) -> None:
         super().__init__()
-        given = torch.as_tensor(ranges, dtype=torch.get_default_dtype())
-        if given.dim() > 1 or given.numel() not in (1, 6):
-            raise ValueError(f"ranges: expected one number or six, got shape {tuple(given.shape)}")
-        log_ranges = _log("ranges", given).expand(6).clone()
-        self.log_ranges = nn.Parameter(log_ranges, requires_grad=learnable)
-
-    @property
-    def num_noises(self) -> int:
-        return 6
+        self.log_ranges = nn.Parameter(_logs("ranges", ranges, 6), requires_grad=learnable)
 
     def forward(self, x: Tensor, noise: Tensor) -> Tensor:
         tx, ty, turn, sx, sy, shear = (self.log_ranges.exp() * noise).unbind(-1)
@@ -115,9 +105,6 @@ class RandomAffine(Augmentation):
 
     def values(self) -> dict[str, Tensor]:
         return dict(zip(self.names, self.log_ranges.detach().exp().unbind(), strict=True))
-
-    def extra_repr(self) -> str:
-        return ", ".join(f"{name}={float(value):.3g}" for name, value in self.values().items())
 
 
 class InputScale(Augmentation):
@@ -135,6 +122,8 @@ class InputScale(Augmentation):
         Whether `log_scale` is learned.
     """
 
+    num_noises = 0
+
     def __init__(
         self,
         num_inputs: int,
@@ -143,17 +132,7 @@ class InputScale(Augmentation):
         learnable: bool = True,
     ) -> None:
         super().__init__()
-        log_scale = _log("scale", torch.as_tensor(scale, dtype=torch.get_default_dtype()))
-        if log_scale.dim() > 1 or log_scale.numel() not in (1, num_inputs):
-            raise ValueError(
-                f"scale: expected one number or {num_inputs}, got shape {tuple(log_scale.shape)}"
-            )
-        log_scale = log_scale.expand(num_inputs).clone()
-        self.log_scale = nn.Parameter(log_scale, requires_grad=learnable)
-
-    @property
-    def num_noises(self) -> int:
-        return 0
+        self.log_scale = nn.Parameter(_logs("scale", scale, num_inputs), requires_grad=learnable)
 
     def forward(self, x: Tensor, noise: Tensor) -> Tensor:
         if x.shape[-1] != len(self.log_scale):
@@ -172,13 +151,10 @@ class Composed(Augmentation):
     def __init__(self, *augmentations: Augmentation) -> None:
         super().__init__()
         self.augmentations = nn.ModuleList(augmentations)
+        self.num_noises = sum(part.num_noises for part in augmentations)
 
     def _parts(self) -> list[Augmentation]:
         return [part for part in self.augmentations if isinstance(part, Augmentation)]
-
-    @property
-    def num_noises(self) -> int:
-        return sum(part.num_noises for part in self._parts())
 
     def forward(self, x: Tensor, noise: Tensor) -> Tensor:
         parts = self._parts()
@@ -266,7 +242,7 @@ class Augmented(nn.Module):
         return (2 * torch.cat([strata, others], -1) - 1).expand(rows, -1, -1).to(like.dtype)
 
     def values(self) -> dict[str, Tensor]:
-        """Of the augmentation, in the units of their meaning."""
+        """Parameters of the augmentation, in the units of their meaning."""
         return self.augmentation.values()
 
 
@@ -309,8 +285,12 @@ def _resample(x: Tensor, matrix: Tensor) -> Tensor:
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
-def _log(name: str, value: Tensor) -> Tensor:
-    value = value.detach().to(torch.get_default_dtype())
-    if not bool((torch.isfinite(value) & (value > 0)).all()):
-        raise ValueError(f"{name}: expected finite positive numbers, got {value.tolist()}")
-    return value.log()
+def _logs(name: str, value: float | Sequence[float] | Tensor, size: int) -> Tensor:
+    """The logarithms of positive numbers, (size,), from so many or from one."""
+    given = torch.as_tensor(value, dtype=torch.get_default_dtype()).detach()
+    if given.dim() > 1 or given.numel() not in (1, size):
+        number = "six" if size == 6 else size
+        raise ValueError(f"{name}: expected one number or {number}, got shape {tuple(given.shape)}")
+    if not bool((torch.isfinite(given) & (given > 0)).all()):
+        raise ValueError(f"{name}: expected finite positive numbers, got {given.tolist()}")
+    return given.log().expand(size).clone()

@@ -17,12 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from lingp.likelihoods import Likelihood
+from lingp.comparison.result import Candidate, Comparison, Run
 from lingp.models import LinearizedGP
-from lingp.priors import Prior
-from lingp.training.compared import Candidate, Comparison, Run
-from lingp.training.effective import effective_parameters
-from lingp.training.evidence_training import EvidenceTraining, train_with_evidence
+from lingp.training import EvidenceTraining, effective_parameters, train_with_evidence
 
 Trained = EvidenceTraining | LinearizedGP
 Given = nn.Module | Callable[..., nn.Module] | Trained
@@ -33,8 +30,6 @@ def compare_by_evidence(
     X: Any = None,
     y: Any = None,
     *,
-    likelihood: Likelihood | str = "gaussian",
-    prior: Prior | float | None = None,
     restarts: int = 1,
     X_test: Any = None,
     y_test: Any = None,
@@ -51,20 +46,19 @@ def compare_by_evidence(
         or what is trained already, an `EvidenceTraining` or a `LinearizedGP` with data.
     X, y
         Training data; not needed where everything is trained.
-    likelihood, prior
-        As in `train_with_evidence`, of every candidate that is trained here.
     restarts
         Starts of each function among the candidates. The run of the largest evidence stands for the
         candidate.
     X_test, y_test
         Data that no candidate has seen. Nothing is chosen by them.
     generator
-        Of the seeds. All candidates have the same ones; functions are called with torch's random
+        Draws the seeds. All candidates have the same ones; functions are called with torch's random
         state set by the seed, and that state is put back.
     progress
         Whether training shows its progress.
     **options
-        Of `train_with_evidence`; `mean` is "network" by default.
+        Options of `train_with_evidence` for every candidate that is trained here, such as `plan`,
+        `likelihood` and `prior`; `mean` is "network" by default.
 
     Returns
     -------
@@ -102,16 +96,12 @@ def compare_by_evidence(
 
     def train(given: nn.Module | Callable[..., nn.Module], seed: int) -> EvidenceTraining:
         # the mean that hyperparameters are learned with: evidences of others would not compare
-        own = {"generator": torch.Generator().manual_seed(seed), "mean": "network", **options}
-        return train_with_evidence(
-            _network(given, seed),
-            X,
-            y,
-            likelihood=likelihood,
-            prior=prior,
-            progress=progress,
-            **own,
-        )
+        own: dict[str, Any] = {
+            "generator": torch.Generator().manual_seed(seed),
+            "mean": "network",
+            **options,
+        }
+        return train_with_evidence(_network(given, seed), X, y, progress=progress, **own)
 
     made = []
     for name, given in candidates.items():
@@ -147,14 +137,13 @@ def _check(name: str, given: Any, restarts: int, *, has_data: bool) -> None:
 def _network(given: nn.Module | Callable[..., nn.Module], seed: int) -> nn.Module:
     if isinstance(given, nn.Module):
         return given
-    wanted = [
-        p
-        for p in inspect.signature(given).parameters.values()
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
+    try:
+        arguments = inspect.signature(given).bind().args
+    except TypeError:  # it takes one
+        arguments = (seed,)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made = given(seed) if wanted else given()
+        made = given(*arguments)
     if not isinstance(made, nn.Module):
         raise TypeError(f"candidates: a function gave {type(made).__name__}, not a torch.nn.Module")
     return made
@@ -207,10 +196,10 @@ def _check_comparable(candidates: Sequence[Candidate]) -> None:
         gp = candidate.gp
         assert gp is not None
         own = gp.laplace.training.targets.cpu().double()
-        same = own.shape == targets.shape and torch.allclose(
+        alike = own.shape != targets.shape or torch.allclose(
             own, targets, rtol=1e-6, atol=1e-6, equal_nan=True
         )
-        if len(own) != len(targets) or (own.shape == targets.shape and not same):
+        if len(own) != len(targets) or not alike:
             raise ValueError(
                 f"candidates: {fine[0].name!r} and {candidate.name!r} were trained on different "
                 f"targets ({len(targets)} and {len(own)} rows); evidences compare on the same data"
