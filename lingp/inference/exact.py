@@ -7,11 +7,11 @@ from typing import Any
 
 from lingp.inference.function_space import FunctionSpace
 from lingp.inference.posterior import Posterior
+from lingp.inference.prior_values import PriorValues
 from lingp.inference.protocol import InferenceMethod, Made, PosteriorMaker, stored_as
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.weight_space import WeightSpace
 from lingp.likelihoods import CurvatureRoot
-from lingp.priors import Prior
 
 SPACES: dict[str, type[WeightSpace] | type[FunctionSpace]] = {
     cls.__name__: cls for cls in (WeightSpace, FunctionSpace)
@@ -41,7 +41,7 @@ class Exact(InferenceMethod):
         """In function space, predictions take the kernel with the training data."""
         return self.space is FunctionSpace
 
-    def __call__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> Posterior:
+    def __call__(self, training: TrainingSet, prior: PriorValues, root: CurvatureRoot) -> Posterior:
         return self.space(training, prior, root)
 
     def to_plain(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Exact(InferenceMethod):
         return cls(SPACES[plain["name"]])
 
     def restored(
-        self, state: dict[str, Any], training: TrainingSet, prior: Prior, root: CurvatureRoot
+        self, state: dict[str, Any], training: TrainingSet, prior: PriorValues, root: CurvatureRoot
     ) -> Posterior:
         return self.space.with_factor(state, training, prior, root)
 

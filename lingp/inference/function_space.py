@@ -9,13 +9,13 @@ from torch import Tensor
 
 from lingp.inference.factorize import factorize
 from lingp.inference.posterior import FactorizedPosterior, differentiable_in_factors
+from lingp.inference.prior_values import PriorValues
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.weight_covariance import WeightCovariance
 from lingp.likelihoods import CurvatureRoot
 from lingp.linalg.psd import square_root
 from lingp.linearization import Factors
 from lingp.operators import diagonal_blocks, gram
-from lingp.priors import Prior
 
 
 class FunctionSpace(FactorizedPosterior):
@@ -30,7 +30,7 @@ class FunctionSpace(FactorizedPosterior):
     come from the least-squares residual of Φ*ᵀ instead, which takes P x n·C memory per batch.
     """
 
-    def __init__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> None:
+    def __init__(self, training: TrainingSet, prior: PriorValues, root: CurvatureRoot) -> None:
         if not training.shards.alone:
             raise ValueError(
                 'inference: "function_space" needs the kernel of all data in one process; with a '

@@ -13,11 +13,11 @@ from typing_extensions import Self
 
 from lingp.inference.factorize import Factorization
 from lingp.inference.features import Features, WhitenedJacobian
+from lingp.inference.prior_values import PriorValues
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.weight_covariance import WeightCovariance
 from lingp.likelihoods import CurvatureRoot
 from lingp.linearization import Factors
-from lingp.priors import Prior
 from lingp.runtime.plain import own
 
 P = TypeVar("P", bound="Posterior")
@@ -42,7 +42,7 @@ class OccamFactor(ABC):
         R, the curvature root at the training data.
     """
 
-    def __init__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> None:
+    def __init__(self, training: TrainingSet, prior: PriorValues, root: CurvatureRoot) -> None:
         self.training = training
         self.root = root
         self.isotropic = prior.isotropic
@@ -238,7 +238,7 @@ class FactorizedPosterior(Posterior):
 
     @classmethod
     def with_factor(
-        cls, state: dict[str, Any], training: TrainingSet, prior: Prior, root: CurvatureRoot
+        cls, state: dict[str, Any], training: TrainingSet, prior: PriorValues, root: CurvatureRoot
     ) -> Self:
         """A posterior with the factor of this `state`; nothing is factorised."""
         posterior = cls.__new__(cls)

@@ -18,7 +18,7 @@ from lingp.likelihoods import CurvatureRoot, DiagonalRoot
 from lingp.priors import Prior
 from lingp.runtime.plain import from_plain, own, to_plain
 
-PosteriorMaker = Callable[[TrainingSet, Prior, CurvatureRoot], Posterior]
+PosteriorMaker = Callable[[TrainingSet, PriorValues, CurvatureRoot], Posterior]
 """A `Posterior` class, or anything that is called like one."""
 
 
@@ -36,14 +36,16 @@ class InferenceMethod(ABC):
     """Whether predictions take the training data again."""
 
     @abstractmethod
-    def __call__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> Posterior:
+    def __call__(self, training: TrainingSet, prior: PriorValues, root: CurvatureRoot) -> Posterior:
         """The posterior for a prior and a curvature root."""
 
-    def occam_factor(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> OccamFactor:
+    def occam_factor(
+        self, training: TrainingSet, prior: PriorValues, root: CurvatureRoot
+    ) -> OccamFactor:
         """What the evidence takes; the posterior itself, unless a method has no posterior."""
         return self(training, prior, root)
 
-    def features(self, training: TrainingSet, prior: Prior) -> Features:
+    def features(self, training: TrainingSet, prior: PriorValues) -> Features:
         """The features of its posteriors, before there is one."""
         variances = prior.variances().to(training.outputs)
         return WhitenedJacobian(training, training.per_weight(variances).sqrt())
@@ -72,7 +74,7 @@ class InferenceMethod(ABC):
         raise TypeError(f"inference: {cls.title} can't be loaded")
 
     def restored(
-        self, state: dict[str, Any], training: TrainingSet, prior: Prior, root: CurvatureRoot
+        self, state: dict[str, Any], training: TrainingSet, prior: PriorValues, root: CurvatureRoot
     ) -> Posterior:
         """The posterior that had this `Posterior.state`."""
         raise TypeError(f"inference: {self.title} can't be loaded")
@@ -185,5 +187,5 @@ class Made(InferenceMethod):
     make: PosteriorMaker
     title: ClassVar[str] = "a method of one's own"
 
-    def __call__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> Posterior:
+    def __call__(self, training: TrainingSet, prior: PriorValues, root: CurvatureRoot) -> Posterior:
         return self.make(training, prior, root)

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from lingp.inference.factorize import factorize
 from lingp.inference.posterior import FactorizedPosterior, differentiable_in_factors
+from lingp.inference.prior_values import PriorValues
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.weight_covariance import WeightCovariance
 from lingp.likelihoods import CurvatureRoot, UniformRoot
 from lingp.linearization import Factors
-from lingp.priors import Prior
 from lingp.runtime.progress import track
 
 
@@ -27,7 +27,7 @@ class WeightSpace(FactorizedPosterior):
     Memory is a few P x P matrices, free of N.
     """
 
-    def __init__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> None:
+    def __init__(self, training: TrainingSet, prior: PriorValues, root: CurvatureRoot) -> None:
         super().__init__(training, prior, root)
         ggn = weighted_ggn(training, root)
         squared = self.scale.unsqueeze(-1) * ggn * self.scale

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from lingp.inference.function_space import FunctionSpace
+from lingp.inference.prior_values import PriorValues
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.weight_space import WeightSpace
 from lingp.likelihoods import CurvatureRoot, DiagonalRoot, UniformRoot
 from lingp.linearization.inputs import Inputs, input_tensors, map_inputs, num_rows, signature
 from lingp.operators.combined import combine_outputs
-from lingp.priors import Prior
 
 Block = tuple[TrainingSet, CurvatureRoot]
 """Rows of J and of R: Φ_b = Rᵀ J Σ0^{1/2}."""
@@ -56,7 +56,7 @@ def single_outputs(training: TrainingSet, root: CurvatureRoot) -> list[Block]:
     return [(_combination(training, weights), column) for weights, column in _columns(root)]
 
 
-def log_determinants(block: Block, prior: Prior, scales: list[float]) -> list[Tensor]:
+def log_determinants(block: Block, prior: PriorValues, scales: list[float]) -> list[Tensor]:
     """log det(I + s Φ_b Φ_bᵀ) for each s, in the smaller space.
 
     Parameters
@@ -77,7 +77,7 @@ def log_determinants(block: Block, prior: Prior, scales: list[float]) -> list[Te
 
 
 @torch.no_grad()
-def rates(block: Block, prior: Prior, total: float) -> tuple[float, float]:
+def rates(block: Block, prior: PriorValues, total: float) -> tuple[float, float]:
     """The rates at which blocks close in on log det(I + Φ Φᵀ), from above and from below.
 
     A block is compared with its halves.
@@ -111,7 +111,7 @@ class _SharedKernel(FunctionSpace):
     """A function space whose kernel is made once for several roots."""
 
     def __init__(
-        self, training: TrainingSet, prior: Prior, root: CurvatureRoot, kept: list[Tensor]
+        self, training: TrainingSet, prior: PriorValues, root: CurvatureRoot, kept: list[Tensor]
     ) -> None:
         self.kept = kept
         super().__init__(training, prior, root)

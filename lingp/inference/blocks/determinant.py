@@ -67,11 +67,11 @@ class BoundBlocks(InferenceMethod):
         kept += training.factor_bytes * drawn // training.num_data
         self._kept = [rows_of(training, r) for r in self.rows] if kept <= keep_bytes else None
 
-    def __call__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> Posterior:
+    def __call__(self, training: TrainingSet, prior: PriorValues, root: CurvatureRoot) -> Posterior:
         _refuse_to_predict()
 
     def occam_factor(
-        self, training: TrainingSet, prior: Prior, root: CurvatureRoot
+        self, training: TrainingSet, prior: PriorValues, root: CurvatureRoot
     ) -> BlocksDeterminant:
         return BlocksDeterminant(training, prior, root, self)
 
@@ -84,7 +84,7 @@ class BoundBlocks(InferenceMethod):
             f"{apart}"
         )
 
-    def log_determinant(self, index: int, prior: Prior, root: CurvatureRoot) -> Tensor:
+    def log_determinant(self, index: int, prior: PriorValues, root: CurvatureRoot) -> Tensor:
         """What the i-th drawn block estimates of log det(I + Φ Φᵀ), 0-d, differentiable.
 
         Parameters
@@ -108,7 +108,7 @@ class BoundBlocks(InferenceMethod):
             each += [w * value for w, value in zip(wanted.values(), found, strict=True)]
         return torch.stack(each).sum() / len(blocks)
 
-    def find_weight(self, prior: Prior, root: CurvatureRoot) -> None:
+    def find_weight(self, prior: PriorValues, root: CurvatureRoot) -> None:
         """Find the `weight` at these hyperparameters, unless there is one.
 
         Parameters
@@ -151,7 +151,7 @@ class BlocksDeterminant(OccamFactor):
     """
 
     def __init__(
-        self, training: TrainingSet, prior: Prior, root: CurvatureRoot, blocks: BoundBlocks
+        self, training: TrainingSet, prior: PriorValues, root: CurvatureRoot, blocks: BoundBlocks
     ) -> None:
         super().__init__(training, prior, root)
         self._blocks = blocks

@@ -10,6 +10,7 @@ import torch
 from lingp.inference.iterative.kernel_product import KernelProduct
 from lingp.inference.iterative.posterior import IterativePosterior, Solver
 from lingp.inference.origin import Origin
+from lingp.inference.prior_values import PriorValues
 from lingp.inference.protocol import (
     InferenceMethod,
     Options,
@@ -155,7 +156,7 @@ class BoundIterative(InferenceMethod):
         )
 
     def __call__(
-        self, training: TrainingSet, prior: Prior, root: CurvatureRoot
+        self, training: TrainingSet, prior: PriorValues, root: CurvatureRoot
     ) -> IterativePosterior:
         return IterativePosterior(training, prior, root, self.solver)
 
@@ -188,7 +189,7 @@ class BoundIterative(InferenceMethod):
         )
 
     def restored(
-        self, state: dict[str, Any], training: TrainingSet, prior: Prior, root: CurvatureRoot
+        self, state: dict[str, Any], training: TrainingSet, prior: PriorValues, root: CurvatureRoot
     ) -> IterativePosterior:
         sparse = None
         if self.sparse is not None:

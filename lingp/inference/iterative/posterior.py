@@ -126,7 +126,7 @@ class IterativePosterior(Posterior):
     def __init__(
         self,
         training: TrainingSet,
-        prior: Prior,
+        prior: PriorValues,
         root: CurvatureRoot,
         solver: Solver,
         sparse: SparsePosterior | None = None,

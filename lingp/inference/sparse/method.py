@@ -8,6 +8,7 @@ from typing import Any, ClassVar, get_args
 import torch
 
 from lingp.inference.origin import Origin
+from lingp.inference.prior_values import PriorValues
 from lingp.inference.protocol import InferenceMethod, Options, stored_as
 from lingp.inference.sparse.basis import Basis
 from lingp.inference.sparse.candidates import InducingChoice, Points, choose_inducing
@@ -141,7 +142,9 @@ class BoundSparse(InferenceMethod):
     complement: Complement = "fitted"
     _basis: ValueCache[Basis] = field(default_factory=ValueCache, init=False)
 
-    def __call__(self, training: TrainingSet, prior: Prior, root: CurvatureRoot) -> SparsePosterior:
+    def __call__(
+        self, training: TrainingSet, prior: PriorValues, root: CurvatureRoot
+    ) -> SparsePosterior:
         features = self.features(training, prior)
         return SparsePosterior(training, prior, root, features, self.complement)
 
@@ -157,7 +160,7 @@ class BoundSparse(InferenceMethod):
         return cls(**{name: from_plain(plain[name]) for name in _IN_FILE})
 
     def restored(
-        self, state: dict[str, Any], training: TrainingSet, prior: Prior, root: CurvatureRoot
+        self, state: dict[str, Any], training: TrainingSet, prior: PriorValues, root: CurvatureRoot
     ) -> SparsePosterior:
         features = self.features(training, prior)
         return SparsePosterior.restored(state, training, prior, root, features, self.complement)
@@ -167,7 +170,7 @@ class BoundSparse(InferenceMethod):
             return str(self.choice)
         return f"{self.points.num_points} inducing points as given"
 
-    def features(self, training: TrainingSet, prior: Prior) -> Projection:
+    def features(self, training: TrainingSet, prior: PriorValues) -> Projection:
         """Ψ at the training data; without a graph in the variances, the last one is kept."""
         variances, amplitude = relative_variances(prior, training.outputs)
         if torch.is_grad_enabled() and variances.requires_grad:

@@ -41,13 +41,13 @@ from torch import Tensor
 
 from lingp.inference.factorize import factorize
 from lingp.inference.posterior import FactorizedPosterior, differentiable_in_factors
+from lingp.inference.prior_values import PriorValues
 from lingp.inference.sparse.projection import Projection
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.weight_covariance import WeightCovariance
 from lingp.likelihoods import CurvatureRoot
 from lingp.linearization import Factors
 from lingp.operators import diagonal_blocks, gram
-from lingp.priors import Prior
 from lingp.runtime.plain import own
 
 Complement = Literal["fitted", "prior"]
@@ -75,7 +75,7 @@ class SparsePosterior(FactorizedPosterior):
     def __init__(
         self,
         training: TrainingSet,
-        prior: Prior,
+        prior: PriorValues,
         root: CurvatureRoot,
         features: Projection,
         complement: Complement = "fitted",
@@ -146,7 +146,7 @@ class SparsePosterior(FactorizedPosterior):
         cls,
         state: dict[str, Any],
         training: TrainingSet,
-        prior: Prior,
+        prior: PriorValues,
         root: CurvatureRoot,
         features: Projection,
         complement: Complement,

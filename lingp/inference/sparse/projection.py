@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from lingp.inference.features import Features
+from lingp.inference.prior_values import PriorValues
 from lingp.inference.sparse.basis import Basis
 from lingp.linearization import Factors
-from lingp.priors import Prior
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Projection(Features):
         return self.basis.training.per_weight(self.basis.variances).sqrt()
 
 
-def relative_variances(prior: Prior, like: Tensor) -> tuple[Tensor, Tensor]:
+def relative_variances(prior: PriorValues, like: Tensor) -> tuple[Tensor, Tensor]:
     """The variances (L,) to make Ψ for, and its amplitude a, 0-d, both with their graphs."""
     variances = prior.variances().to(like)
     if prior.isotropic:
