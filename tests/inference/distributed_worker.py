@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import toy_kinds
 from torch import Tensor, nn
 
 import lingp
@@ -98,20 +99,21 @@ def x_test() -> Tensor:
     return torch.linspace(-2, 2, 9, dtype=torch.float64, device=DEVICE).view(3, 3)
 
 
-def results(gp: lingp.LinearizedGP, prefix: str = "") -> Found:
+def results(gp: lingp.LinearizedGP, prefix: str = "", at: Tensor | None = None) -> Found:
     """Evidence, its gradient, and the posterior at three inputs."""
+    x = x_test() if at is None else at
     evidence = gp.log_marginal_likelihood()
     free = {name: p for name, p in gp.named_hyperparameters() if p.requires_grad}
     gradients = torch.autograd.grad(evidence, list(free.values()))
-    posterior = gp.posterior(x_test())
+    posterior = gp.posterior(x)
     found = {
         "evidence": evidence,
         "mean": posterior.mean,
         "covariance": posterior.covariance_matrix,
     }
     found |= {f"gradient in {name}": g for name, g in zip(free, gradients, strict=True)}
-    found["marginals"] = gp.predict(x_test()).epistemic_variance
-    found["sample"] = gp.sample(x_test(), 2, generator=seeded())
+    found["marginals"] = gp.predict(x).epistemic_variance
+    found["sample"] = gp.sample(x, 2, generator=seeded())
     return {prefix + name: value for name, value in found.items()}
 
 
@@ -169,6 +171,21 @@ def one_scale(shards: Shards) -> Found:
         found |= results(gp, f"{name} ")
         gp.likelihood = likelihoods.CorrelatedGaussian(noise)
         found |= results(gp, f"{name}, correlated ")
+    return found
+
+
+def kinds_of_ones_own(shards: Shards) -> Found:
+    """A likelihood, a prior, a layer rule and an inference method, as users write them."""
+    x, y = data(shards, 1, "values")
+    found: Found = {}
+    for kind, (make, options) in toy_kinds.KINDS.items():
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            net = make().to(DEVICE, torch.float64)
+        chosen = {"inference": "weight_space", **options()}
+        gp = lingp.LinearizedGP(net, process_group=shards.group, **chosen)
+        gp.fit(x[:, :1], y)
+        found |= results(gp, f"{kind} ", x_test()[:, :1])
     return found
 
 
@@ -326,6 +343,7 @@ METHODS = {"weight space": exact, "sparse": sparse, "iterative": iterative}
 CASES: dict[str, Callable[[Shards], Found]] = {
     "primitives": primitives,
     "one scale": one_scale,
+    "kinds of one's own": kinds_of_ones_own,
     "past rounding": past_rounding,
     "weights and changes": weights_and_changes,
     "tuned": tuned,

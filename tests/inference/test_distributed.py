@@ -31,7 +31,9 @@ def launch(size, backend, folder):
     """What each of so many processes found."""
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+        ),
     }
     processes = [
         subprocess.Popen(
