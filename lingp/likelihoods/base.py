@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import gpytorch
 import torch
 from gpytorch.constraints import Interval, Positive
+from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from lingp.likelihoods.conditional import Conditional
@@ -151,6 +152,19 @@ class Likelihood(gpytorch.Module, Conditional):
         else:
             return self.integrated(mean, covariance, method)
         return AffineMixture(self, mean, covariance, normal)
+
+    def forward(self, function_dist: MultivariateNormal) -> MultivariateNormal:
+        """`likelihood(gp(X))`: the targets at all rows of X, as GPyTorch's likelihoods give them.
+
+        Raises
+        ------
+        TypeError
+            Unless noise is Gaussian: the targets are not normal then.
+        """
+        raise TypeError(
+            f"likelihood(gp(X)): targets of {type(self).__name__} have no normal distribution; "
+            "call gp.predict(X), or gp.predict_joint(X)"
+        )
 
     def integrated(self, mean: Tensor, covariance: Tensor, method: str) -> Predictive:
         """The predictive by one of `methods` that doesn't average over nodes or draws of f."""

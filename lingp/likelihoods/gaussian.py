@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import torch
 from gpytorch.constraints import Interval
+from gpytorch.distributions import MultivariateNormal
+from linear_operator.operators import BlockDiagLinearOperator, DenseLinearOperator
 from torch import Tensor
 
 from lingp.likelihoods.base import Likelihood
@@ -30,6 +32,19 @@ class GaussianNoise(Likelihood):
     @abstractmethod
     def noise_covariance(self, f: Tensor) -> Tensor:
         """Covariance of ε, (N x C x C) or (C x C)."""
+
+    def forward(self, function_dist: MultivariateNormal) -> MultivariateNormal:
+        """`likelihood(gp(X))`: N(mean, covariance + noise) over the targets at all rows of X."""
+        if self.has_known and self.known is None:
+            raise ValueError(
+                "known: the noise variance of each target isn't known here; write "
+                "likelihood.at(variances)(gp(X)), with variances (N x C)"
+            )
+        mean = function_dist.mean
+        f = mean if mean.dim() > 1 else mean.unsqueeze(-1)
+        blocks = self.noise_covariance(f).expand(*f.shape, f.shape[-1])
+        noise = BlockDiagLinearOperator(DenseLinearOperator(blocks))
+        return type(function_dist)(mean, function_dist.lazy_covariance_matrix + noise)
 
     def conditional_mean(self, f: Tensor) -> Tensor:
         return f

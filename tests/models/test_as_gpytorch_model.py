@@ -148,7 +148,7 @@ def test_state_dict():
     torch.testing.assert_close(a.variance, b.variance, rtol=0, atol=0)
     twin = copy.deepcopy(one.gp)
     twin.prior.precision = 3.0
-    assert float(one.gp.prior.precision) != pytest.approx(3.0)
+    assert one.gp.prior.precision.item() != pytest.approx(3.0)
 
 
 def test_training_data_as_gpytorch_has_them():
@@ -186,6 +186,40 @@ def test_structured_training_inputs_are_joined(kind):
     gp.train()
     mll_of(gp)(gp(*gp.train_inputs), gp.train_targets).backward()
     assert gp.prior.raw_precision.grad is not None
+
+
+@pytest.mark.parametrize("num_outputs", [1, 2])
+def test_likelihood_of_the_output_adds_noise(num_outputs):
+    case = fitted(num_outputs)
+    found = case.gp.likelihood(case.gp(case.X))
+    expected = case.gp.predict_joint(case.X)
+    assert type(found) is type(case.gp(case.X))
+    torch.testing.assert_close(found.mean.view(14, -1), expected.mean)
+    torch.testing.assert_close(found.covariance_matrix, expected.covariance)
+    torch.testing.assert_close(
+        found.log_prob(case.y if num_outputs > 1 else case.y.squeeze(1)),
+        expected.log_prob(case.y),
+        rtol=1e-8,
+        atol=0,
+    )
+
+
+def test_known_noise_is_bound_before_it_is_added():
+    case = fitted()
+    known = torch.linspace(0.1, 0.5, 14, dtype=torch.float64).unsqueeze(1)
+    gp = LinearizedGP(nn.Linear(2, 1), lingp.likelihoods.KnownNoiseGaussian())
+    gp.fit(case.X, torch.stack([case.y, known], -1))
+    found = gp.likelihood.at(known)(gp(case.X))
+    expected = gp.predict_joint(case.X, known=known).covariance
+    torch.testing.assert_close(found.covariance_matrix, expected)
+    with pytest.raises(ValueError, match="known: the noise variance of each target"):
+        gp.likelihood(gp(case.X))
+
+
+def test_labels_have_no_normal_distribution():
+    case = fitted(2, "categorical", mean="network")
+    with pytest.raises(TypeError, match=r"call gp\.predict"):
+        case.gp.likelihood(case.gp(case.X))
 
 
 def test_what_a_loss_refuses():
