@@ -3,7 +3,7 @@
 Prior variances are multiplied by a common factor s, and the noise variance of a Gaussian likelihood
 (or the temperature of a tempered one) by 1/t. Where the curvature changes by a factor only, one
 eigendecomposition gives the predictive of the validation rows at every s and t (see
-`scaled_spectrum`), with the posterior's mean moving along where it is refitted. A refitted mean of
+`spectrum`), with the posterior's mean moving along where it is refitted. A refitted mean of
 a likelihood that isn't quadratic takes a refit for every s, and expected curvature its own fixed
 point, found roughly from that of the factor before.
 
