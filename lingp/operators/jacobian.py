@@ -120,10 +120,6 @@ class JacobianLinearOperator(Unbatched, LinearOperator):
     def _transpose_nonbatch(self) -> TransposedJacobianLinearOperator:
         return TransposedJacobianLinearOperator(self)
 
-    def _svd(self) -> tuple[LinearOperator, Tensor, LinearOperator]:
-        u, s, vh = torch.linalg.svd(self.to_dense(), full_matrices=False)
-        return DenseLinearOperator(u), s, DenseLinearOperator(vh.mT)
-
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         points, rows = self.points(row_index)
         selected = self if _is_noop_index(row_index) else self.rows(points)
@@ -167,10 +163,6 @@ class TransposedJacobianLinearOperator(Unbatched, LinearOperator):
 
     def _transpose_nonbatch(self) -> JacobianLinearOperator:
         return self.jacobian
-
-    def _svd(self) -> tuple[LinearOperator, Tensor, LinearOperator]:
-        u, s, v = self.jacobian._svd()
-        return v, s, u
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         return self.jacobian._getitem(col_index, row_index).mT

@@ -158,12 +158,6 @@ class NTKLinearOperator(Unbatched, CholeskySolved, LinearOperator):
             )
         return super()._symeig(eigenvectors=eigenvectors)
 
-    def _svd(self) -> tuple[LinearOperator, Tensor, LinearOperator]:
-        if self.is_symmetric:
-            return super()._svd()
-        u, s, vh = torch.linalg.svd(self.to_dense(), full_matrices=False)
-        return DenseLinearOperator(u), s, DenseLinearOperator(vh.mT)
-
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         left_points, rows = self.left.points(row_index)
         if self.is_symmetric and _equal_indices(row_index, col_index):

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from linear_operator.operators import LinearOperator, TriangularLinearOperator
+from linear_operator.operators import (
+    DenseLinearOperator,
+    LinearOperator,
+    TriangularLinearOperator,
+)
 from torch import Tensor
 
 from lingp.operators.exact import CholeskySolved
@@ -23,6 +27,10 @@ class Unbatched:
 
     def _permute_batch(self, *dims: int) -> Any:
         return self
+
+    def _svd(self) -> tuple[LinearOperator, Tensor, LinearOperator]:
+        u, s, vh = torch.linalg.svd(self.to_dense(), full_matrices=False)  # type: ignore[attr-defined]
+        return DenseLinearOperator(u), s, DenseLinearOperator(vh.mT)
 
     def repeat(self, *sizes: Any) -> Any:
         sizes = tuple(sizes[0]) if len(sizes) == 1 else sizes

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from botorch.acquisition.objective import PosteriorTransform
 from botorch.models.model import FantasizeMixin, Model
-from botorch.models.transforms.input import InputTransform
-from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.models.transforms.input import AffineInputTransform, InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform, Standardize
 from botorch.posteriors import Posterior
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
@@ -22,7 +22,6 @@ from lingp.estimators import LinearizedGPRegressor
 from lingp.integrations.botorch.latent import LatentPosterior
 from lingp.integrations.botorch.noise import between_rows, noise_blocks
 from lingp.integrations.botorch.observations import Observations
-from lingp.integrations.botorch.scaling import affine, standardize
 from lingp.likelihoods import Heteroscedastic, Tempered
 from lingp.linalg.psd import lower_root
 from lingp.models import LinearizedGP
@@ -112,8 +111,8 @@ class LinearizedGPModel(Model, _CanFantasize):
         offset, scale, mean, spread = map(torch.as_tensor, (x.mean, x.scale, y.mean, y.scale))
         return cls(
             estimator.gp_,
-            input_transform=affine(offset, scale),
-            outcome_transform=standardize(mean, spread),
+            input_transform=AffineInputTransform(len(scale), coefficient=scale, offset=offset),
+            outcome_transform=_standardize(mean, spread),
         )
 
     @property
@@ -334,3 +333,11 @@ def _sampled(posterior: Posterior) -> Posterior:
     if isinstance(distribution, MultitaskMultivariateNormal):
         return _gaussian(mean.flatten(-2), covariance, mean.shape[-1])
     return _gaussian(mean, covariance, 1)
+
+
+def _standardize(mean: Tensor, scale: Tensor) -> Standardize:
+    """(y - mean) / scale, (m,) each, as if learned."""
+    made: Any = Standardize(len(scale))
+    made.means, made.stdvs = mean.unsqueeze(0), scale.unsqueeze(0)
+    made._stdvs_sq, made._is_trained = made.stdvs.square(), made._is_trained | True
+    return made.eval()

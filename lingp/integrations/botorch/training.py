@@ -7,13 +7,13 @@ import math
 from functools import partial
 
 import torch
+from botorch.models.transforms.input import AffineInputTransform
 from botorch.models.transforms.outcome import OutcomeTransform, Standardize
 from gpytorch.constraints import GreaterThan
 from torch import Tensor, nn
 
 from lingp.inference.choice import Inference
 from lingp.integrations.botorch.model import LinearizedGPModel
-from lingp.integrations.botorch.scaling import between
 from lingp.integrations.botorch.waves import Waves, learn_scales
 from lingp.likelihoods import Gaussian, KnownNoiseGaussian, Likelihood
 from lingp.models import LinearizedGP
@@ -81,7 +81,7 @@ def fit_linearized_gp(
     """
     _check(train_X, train_Y, train_Yvar, bounds)
     side = 1.0 if net is None else math.sqrt(12)
-    inputs = between(train_X, bounds, side)
+    inputs = _between(train_X, bounds, side)
     outcomes = copy.deepcopy(outcome_transform) or Standardize(train_Y.shape[-1])
     with torch.no_grad():
         x = inputs(train_X).double()
@@ -91,6 +91,25 @@ def fit_linearized_gp(
     make = _untrained if net is None else partial(_trained, net, prior=prior, steps=steps)
     gp = make(x, y, noise, inference=inference, generator=generator)
     return LinearizedGPModel(gp, input_transform=inputs, outcome_transform=outcomes.eval())
+
+
+def _between(X: Tensor, bounds: Tensor | None, side: float) -> AffineInputTransform:
+    """The transform that takes least and largest inputs to -side/2 and side/2.
+
+    Parameters
+    ----------
+    X
+        Inputs, (n x d).
+    bounds
+        Least and largest ones, (2 x d); None: those of X.
+    side
+        Length of the new range.
+    """
+    lower, upper = (X.amin(0), X.amax(0)) if bounds is None else bounds.to(X)
+    scale = (upper - lower) / side
+    return AffineInputTransform(
+        len(scale), coefficient=torch.where(scale > 0, scale, 1.0), offset=(lower + upper) / 2
+    )
 
 
 def _untrained(
