@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,10 @@ def calls(work: Callable[[], Any], at: Callable[[int], None] = lambda number: No
     def count(frame: FrameType, event: str, argument: Any) -> None:
         nonlocal number
         file = frame.f_code.co_filename
-        if event == "call" and file.startswith(_PACKAGE) and file != _ITSELF:
+        # Python swallows what is raised while a generator that wasn't finished is closed
+        generator = frame.f_code.co_flags & inspect.CO_GENERATOR
+        ours = file.startswith(_PACKAGE) and file != _ITSELF
+        if event == "call" and ours and not generator:
             number += 1
             at(number)
 
