@@ -124,8 +124,10 @@ class LinearizedLaplace:
         """
         if self.sites != "expected":
             return self.posterior()
-        self._kept = None  # room for another
-        return self.conditioned.rough_posterior(start)
+        conditioned = self.conditioned
+        for name in ("posterior", "expected"):
+            vars(conditioned).pop(name, None)  # room for another
+        return conditioned.rough_posterior(start)
 
     def kept_root(self) -> CurvatureRoot | None:
         """R of the expected curvature that was found last, if any is kept."""

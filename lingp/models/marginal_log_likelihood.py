@@ -38,7 +38,7 @@ class LaplaceMarginalLogLikelihood(MarginalLogLikelihood):
     --------
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     >>> X = torch.linspace(-1, 1, 20).unsqueeze(1)
-    >>> gp = LinearizedGP(net, mean="refit").fit(X, X.sin())
+    >>> gp = lingp.LinearizedGP(net, mean="refit").fit(X, X.sin())
     >>> mll = LaplaceMarginalLogLikelihood(gp.likelihood, gp.train())
     >>> optimizer = torch.optim.Adam(gp.parameters(), lr=0.1)
     >>> for _ in range(5):

@@ -191,9 +191,9 @@ def test_nodes_are_made_once_for_each_scale_that_is_tried(monkeypatch):
     roots, averages = [], []
 
     class Counted(Categorical):
-        def conditional_mean(self, f, known=None):
+        def conditional_mean(self, f):
             averages.append(len(f))
-            return super().conditional_mean(f, known)
+            return super().conditional_mean(f)
 
         def log_prob(self, y, f):
             averages.append(len(f))

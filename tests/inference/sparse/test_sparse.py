@@ -245,8 +245,7 @@ def test_the_refitted_mean_is_the_optimum_within_the_span():
     jacobian = dense_jacobian(net, x)
     inducing = jacobian.view(12, 3, -1)[[0, 3, 7]].flatten(0, 1) / 0.7**0.5
     basis = torch.linalg.qr(inducing.mT).Q  # (P, m): the span, in whitened weights
-    e = laplace.prior_deviation() + laplace._features().weights(mode.e.unsqueeze(-1)).squeeze(-1)
-    whitened = (e - laplace.prior_deviation()) * 0.7**0.5
+    whitened = (laplace.weight_shift() - laplace.prior_deviation()) * 0.7**0.5
     close(basis @ (basis.mT @ whitened), whitened)
     residual = Categorical().residual(y, mode.outputs).reshape(-1)
     gradient = jacobian.mT @ residual / 0.7**0.5 - whitened
