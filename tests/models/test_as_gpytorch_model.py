@@ -8,7 +8,6 @@ import dataclasses
 import gpytorch
 import pytest
 import torch
-from botorch.fit import fit_gpytorch_mll
 from torch import nn
 
 import lingp
@@ -96,6 +95,7 @@ def test_any_torch_optimizer_trains_it():
 
 @pytest.mark.parametrize("likelihood", ["gaussian", "categorical"])
 def test_fit_gpytorch_mll(likelihood):
+    fit_gpytorch_mll = pytest.importorskip("botorch.fit").fit_gpytorch_mll
     options = {} if likelihood == "gaussian" else {"num_outputs": 2, "mean": "network"}
     case = fitted(likelihood=likelihood, **options)
     before = case.gp.evidence().value
