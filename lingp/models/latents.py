@@ -54,8 +54,9 @@ class Latents:
             "use predict(X), which takes each row on its own, sample(X) or fewer rows",
         )
         outputs, factors = self._linearized.factors(x)
-        mean = _moved(outputs, factors, self.laplace.weight_shift())
-        covariance = self.laplace.posterior().covariance(factors)
+        at = self.laplace.conditioned
+        mean = _moved(outputs, factors, at.weight_shift)
+        covariance = at.posterior.covariance(factors)
         covariance = 0.5 * (covariance + covariance.mT)
         covariance.diagonal().clamp_(min=0)  # rounding can take a vanishing variance below zero
         return mean, covariance
@@ -63,7 +64,8 @@ class Latents:
     @torch.no_grad()
     def marginals(self, x: Inputs, progress: bool) -> tuple[Tensor, Tensor]:
         """Mean (n x C) and covariance (n x C x C) at each row; in batches that fit in memory."""
-        posterior, shift = self.laplace.posterior(), self.laplace.weight_shift()
+        at = self.laplace.conditioned
+        posterior, shift = at.posterior, at.weight_shift
         means, covariances = [], []
         for batch in self.batches(x, posterior, progress):
             outputs, factors = self._linearized.factors(batch)
@@ -83,7 +85,8 @@ class Latents:
         size
             How many rows are taken together.
         """
-        posterior, shift = self.laplace.posterior(), self.laplace.weight_shift()
+        at = self.laplace.conditioned
+        posterior, shift = at.posterior, at.weight_shift
         side = size * self.laplace.training.num_outputs
         self._check(
             f"the joint covariance of {size} rows",
@@ -115,7 +118,8 @@ class Latents:
             _WEIGHTS * num_samples * size * self._itemsize,
             "draw fewer at a time",
         )
-        posterior, shift = self.laplace.posterior(), self.laplace.weight_shift()
+        at = self.laplace.conditioned
+        posterior, shift = at.posterior, at.weight_shift
         weights = posterior.scale.unsqueeze(-1) * posterior.sample(num_samples, generator)
         if shift is not None:
             weights = weights + shift.unsqueeze(-1)
