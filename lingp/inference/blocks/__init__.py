@@ -26,7 +26,7 @@ that are sound on their own; were w to follow the hyperparameters, searches woul
 which it errs.
 """
 
+from lingp.inference.blocks.blocks_method import Blocks
 from lingp.inference.blocks.determinant import BlocksDeterminant, BoundBlocks
-from lingp.inference.blocks.method import Blocks
 
 __all__ = ["Blocks", "BlocksDeterminant", "BoundBlocks"]

@@ -2,8 +2,8 @@
 
 from lingp.inference.sparse.candidates import InducingChoice, choose_inducing
 from lingp.inference.sparse.inducing import InducingPoints, points_at
-from lingp.inference.sparse.method import BoundSparse, Sparse
-from lingp.inference.sparse.posterior import SparsePosterior
+from lingp.inference.sparse.sparse_method import BoundSparse, Sparse
+from lingp.inference.sparse.sparse_posterior import SparsePosterior
 
 __all__ = [
     "BoundSparse",

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, cast
 
 import torch
 
+from lingp.inference.iterative.iterative_posterior import IterativePosterior, Solver
 from lingp.inference.iterative.kernel_product import KernelProduct
-from lingp.inference.iterative.posterior import IterativePosterior, Solver
 from lingp.inference.origin import Origin
 from lingp.inference.prior_values import PriorValues
 from lingp.inference.protocol import (

@@ -14,9 +14,9 @@ from lingp.inference.sparse.basis import Basis
 from lingp.inference.sparse.candidates import InducingChoice, Points, choose_inducing
 from lingp.inference.sparse.inducing import InducingPoints, points_at
 from lingp.inference.sparse.pooling import choose_from_all
-from lingp.inference.sparse.posterior import Complement, SparsePosterior
 from lingp.inference.sparse.projection import Projection, relative_variances
 from lingp.inference.sparse.selection import Rule
+from lingp.inference.sparse.sparse_posterior import Complement, SparsePosterior
 from lingp.inference.training_set import TrainingSet
 from lingp.likelihoods import CurvatureRoot
 from lingp.linearization.inputs import Inputs, input_tensors
