@@ -167,8 +167,19 @@ class Likelihood(gpytorch.Module, Conditional):
         )
 
     def integrated(self, mean: Tensor, covariance: Tensor, method: str) -> Predictive:
-        """The predictive by one of `methods` that doesn't average over nodes or draws of f."""
-        raise NotImplementedError(f"method: {type(self).__name__} doesn't implement {method!r}")
+        """The predictive by one of `methods` other than the two that average over nodes of f.
+
+        A class that has only "monte_carlo" and "quasi_monte_carlo" doesn't need it.
+
+        Raises
+        ------
+        TypeError
+            If `methods` names a way that the class doesn't compute.
+        """
+        raise TypeError(
+            f"methods: {type(self).__name__} names {method!r} among them and doesn't compute it; "
+            "write integrated(mean, covariance, method), or leave it out"
+        )
 
     def check_method(self, method: str | None) -> str:
         """The predictive method to use, or an error that names the known ones."""

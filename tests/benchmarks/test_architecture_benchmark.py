@@ -1,23 +1,17 @@
 """The benchmark of architecture choice runs, and its ranks are those of its numbers."""
 
-import importlib
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import run_quick
 
 from lingp.data import load_yacht
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def architectures(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("architectures")
+def architectures(benchmark_module):
+    return benchmark_module("architectures")
 
 
 def found(evidence, test, failure=None):
@@ -65,17 +59,8 @@ def test_quick_run_writes_report_numbers_and_picture(tmp_path):
     yacht = load_yacht()
     np.savez(tmp_path / "uci_yacht.npz", X=yacht.X, y=yacht.y, test_index=yacht.test_index)
     output, raw, plot = (tmp_path / f"made.{kind}" for kind in ("md", "json", "png"))
-    script = [sys.executable, str(BENCHMARKS / "architectures.py"), "--quick"]
     flags = ["--data", tmp_path, "--output", output, "--raw", raw, "--plot", plot]
-    done = subprocess.run(
-        [*script, *map(str, flags)],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_quick("architectures.py", *flags)
     numbers = json.loads(raw.read_text())["yacht"]["0"]
     assert len(numbers) == 4
     for values in numbers.values():

@@ -1,36 +1,21 @@
 """The benchmarks run, print a table of the right shape, and agree with dense float64 Jacobians."""
 
-import importlib
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import run_quick
 
 from lingp.data import load_yacht
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def run(script, *flags, tmp_path):
     """The report a benchmark writes, as printed and as lines."""
     output = tmp_path / "report.md"
-    command = [sys.executable, str(BENCHMARKS / script), "--quick", "--threads", "1"]
-    done = subprocess.run(
-        [*command, "--output", str(output), "--venvs", str(tmp_path / "none"), *flags],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    flags = ("--output", output, "--venvs", tmp_path / "none", *flags)
+    printed = run_quick(script, "--threads", 1, *flags)
     report = output.read_text(encoding="utf-8")
-    assert done.stdout.strip() == report.strip()
+    assert printed.strip() == report.strip()
     return report
 
 
@@ -95,13 +80,6 @@ def test_two_processes_agree_with_one(tmp_path):
 def test_an_unknown_contender_is_refused(tmp_path):
     with pytest.raises(AssertionError, match="no contender nobody; there are: lingp, laplace"):
         run("exact.py", "--only", "nobody", tmp_path=tmp_path)
-
-
-@pytest.fixture
-def benchmark_module(monkeypatch):
-    """Imports a module of the benchmarks."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
 
 
 @pytest.fixture

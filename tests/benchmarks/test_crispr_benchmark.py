@@ -1,16 +1,13 @@
 """The CRISPR benchmark runs, goes on with what it has, and compares with the re-run's splits."""
 
-import importlib
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from scripts import run_quick
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 HEADER = (
     "dataset,likelihood,method,head,beta,seed,approx,n_train,test_loglik,test_loglik_bayes,"
     "test_loglik_bayes_mean,test_loglik_bayes_mc,test_loglik_bayes_mc_lse,test_mse_standardised,"
@@ -23,13 +20,6 @@ RERUN = (
     "crispr_flow_hek293,heteroscedastic,vi,gaussian,,14,kron,80,-9,,,,,0.7,100,",
     "crispr_survival_a375,heteroscedastic,map,natural,,1,kron,80,-7,-7,,,-7,0.7,100,",
 )
-
-
-@pytest.fixture
-def benchmark(monkeypatch):
-    """Imports a module of the benchmarks."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
 
 
 @pytest.fixture
@@ -51,15 +41,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_every_row_is_scored_and_kept(tmp_path, folder, benchmark, monkeypatch, capsys):
+def test_every_row_is_scored_and_kept(tmp_path, folder, benchmark_module, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     output, raw, image = (tmp_path / name for name in ("report.md", "raw.json", "plot.png"))
-    command = [sys.executable, str(BENCHMARKS / "crispr.py"), "--quick", "--threads", "1"]
-    command += ["--data", str(folder), "--output", str(output), "--raw", str(raw)]
-    done = subprocess.run(
-        [*command, "--plot", str(image)], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    flags = ["--threads", "1", "--data", folder, "--output", output, "--raw", raw]
+    run_quick("crispr.py", *flags, "--plot", image)
     (record,) = json.loads(raw.read_text())["flow_hek293"].values()
     rows = {
         f"{m}, by {c}"
@@ -80,21 +66,21 @@ def test_every_row_is_scored_and_kept(tmp_path, folder, benchmark, monkeypatch, 
     record["ll"]["mixture, by validation"] = 1.25
     raw.write_text(json.dumps({"flow_hek293": {"0": record}}))
     threads = torch.get_num_threads()
-    monkeypatch.setattr(sys, "argv", command[1:])
-    benchmark("crispr").main()
+    monkeypatch.setattr(sys, "argv", ["crispr.py", "--quick", *map(str, flags)])
+    benchmark_module("crispr").main()
     torch.set_num_threads(threads)
     assert "flow_hek293: mixture, by validation 1.250, ahead of" in capsys.readouterr().out
 
 
-def test_bases_are_coded_without_the_last_category(benchmark):
-    data = benchmark("crispr_data")
+def test_bases_are_coded_without_the_last_category(benchmark_module):
+    data = benchmark_module("crispr_data")
     x = np.array([[0, 0], [3, 3], [255, 2]], dtype=np.uint8)
     expected = [[1, 0, 0, 0, 1, 0, 0], [0, 0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0, 1]]
     np.testing.assert_array_equal(data.one_hot(x), expected)
 
 
-def test_splits_are_disjoint_and_standardised_without_the_test_rows(benchmark, folder):
-    split = benchmark("crispr_data").split(folder, "flow_hek293", 1)
+def test_splits_are_disjoint_and_standardised_without_the_test_rows(benchmark_module, folder):
+    split = benchmark_module("crispr_data").split(folder, "flow_hek293", 1)
     assert [len(part.y) for part in (split.train, split.valid, split.test)] == [70, 20, 30]
     x = np.concatenate([split.train.x, split.valid.x])
     y = np.concatenate([split.train.y, split.valid.y])
@@ -104,21 +90,22 @@ def test_splits_are_disjoint_and_standardised_without_the_test_rows(benchmark, f
     assert abs(split.test.y.mean()) > 1e-3
 
 
-def test_the_rerun_is_read_by_split(benchmark, folder):
-    found = benchmark("crispr_data").rerun(folder, "flow_hek293")
+def test_the_rerun_is_read_by_split(benchmark_module, folder):
+    found = benchmark_module("crispr_data").rerun(folder, "flow_hek293")
     assert found == {
         "natural, grid search: MAP": {0: -0.3, 2: -0.5},
         "natural, grid search: posterior predictive": {0: -0.2, 2: -0.4},
         "natural, grid search: mixture of draws": {0: -0.16, 2: -0.36},
         "β-NLL 0.5: MAP": {0: -0.4},
     }
-    assert benchmark("crispr_data").rerun(folder / "nowhere", "flow_hek293") == {}
+    assert benchmark_module("crispr_data").rerun(folder / "nowhere", "flow_hek293") == {}
 
 
-def test_gains_are_on_common_splits(benchmark, folder):
-    rerun = benchmark("crispr_data").rerun(folder, "flow_hek293")
+def test_gains_are_on_common_splits(benchmark_module, folder):
+    rerun = benchmark_module("crispr_data").rerun(folder, "flow_hek293")
     own = {index: {"ll": {"ours": value}} for index, value in {0: -0.1, 1: 5.0, 2: -0.2}.items()}
-    lines = benchmark("crispr_report")._beside("flow_hek293", own, rerun, "ours").splitlines()
+    report = benchmark_module("crispr_report")
+    lines = report._beside("flow_hek293", own, rerun, "ours").splitlines()
     assert (
         "ahead of the best of the re-run, natural, grid search: mixture of draws -0.260" in lines[0]
     )
@@ -128,8 +115,8 @@ def test_gains_are_on_common_splits(benchmark, folder):
     assert cells[1:] == ["2", "-0.260 ± 0.100", "2", "0.110 ± 0.050"]
 
 
-def test_bins_find_variance_where_it_is_predicted(benchmark):
-    report = benchmark("crispr_report")
+def test_bins_find_variance_where_it_is_predicted(benchmark_module):
+    report = benchmark_module("crispr_report")
     random = np.random.default_rng(0)
     epistemic = random.permutation(np.geomspace(0.01, 10, 200_000))
     aleatoric = random.uniform(0.5, 1.5, size=len(epistemic))

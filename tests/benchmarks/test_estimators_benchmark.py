@@ -1,28 +1,16 @@
 """The estimators' benchmark: its scores, its forest, where it says lingp stands; and it runs."""
 
-import importlib
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def module(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
+from scripts import run_quick
 
 
-def made_split(module, num_train=60, num_test=20, signal=0.0, seed=0):
+def made_split(benchmark_module, num_train=60, num_test=20, signal=0.0, seed=0):
     """Targets of unit noise, and a line of this slope in the first of two inputs."""
-    datasets = module("datasets")
+    datasets = benchmark_module("datasets")
     random = np.random.default_rng(seed)
     x = random.normal(size=(num_train + num_test, 2))
     y = signal * x[:, 0] + random.normal(size=len(x))
@@ -34,8 +22,8 @@ def made_split(module, num_train=60, num_test=20, signal=0.0, seed=0):
     return datasets.Split(*parts, target_mean=5.0, target_std=3.0)
 
 
-def test_scores_are_in_the_units_of_the_data(module):
-    methods, datasets = module("estimators_methods"), module("datasets")
+def test_scores_are_in_the_units_of_the_data(benchmark_module):
+    methods, datasets = benchmark_module("estimators_methods"), benchmark_module("datasets")
     rows = datasets.Rows(np.array([[0.0], [1.0]]), np.array([0.5, -3.0]))
     train = datasets.Rows(np.array([[1.0], [4.0]]), np.array([0.0, 1.0]))
     split = datasets.Split(train, train, rows, target_std=10.0)
@@ -66,8 +54,8 @@ def by_hand(forest, x, y, at, trees_of_row):
     return weights
 
 
-def test_the_forests_weights_and_quantiles_are_those_of_its_leaves(module):
-    forests = module("estimators_forest")
+def test_the_forests_weights_and_quantiles_are_those_of_its_leaves(benchmark_module):
+    forests = benchmark_module("estimators_forest")
     random = np.random.default_rng(1)
     x, at = (random.normal(size=(n, 3)).astype(np.float32) for n in (40, 9))
     y = 100 + x[:, 0] + 0.3 * random.normal(size=40)
@@ -85,8 +73,8 @@ def test_the_forests_weights_and_quantiles_are_those_of_its_leaves(module):
             assert expected[row][y < value].sum() < level
 
 
-def test_the_forest_is_judged_by_trees_that_have_not_seen_a_row(module):
-    forests = module("estimators_forest")
+def test_the_forest_is_judged_by_trees_that_have_not_seen_a_row(benchmark_module):
+    forests = benchmark_module("estimators_forest")
     random = np.random.default_rng(2)
     x = random.normal(size=(30, 2)).astype(np.float32)
     y = x[:, 0] + 0.3 * random.normal(size=30)
@@ -112,27 +100,28 @@ def test_the_forest_is_judged_by_trees_that_have_not_seen_a_row(module):
 
 
 @pytest.mark.parametrize("name", ["GaussianProcessRegressor", "BayesianRidge", "forest, residuals"])
-def test_peers_intervals_are_of_targets_with_their_noise(module, name):
-    methods = module("estimators_methods")
-    work = methods.Work("made", made_split(module), 0, quick=True)
+def test_peers_intervals_are_of_targets_with_their_noise(benchmark_module, name):
+    methods = benchmark_module("estimators_methods")
+    work = methods.Work("made", made_split(benchmark_module), 0, quick=True)
     found = methods.REGRESSION[name](work)
     width = (found.upper - found.lower).mean() / (2 * 1.645)
     assert width == pytest.approx(1.0, abs=0.25)  # standard deviation of 60 unit normals: ± 0.09
     assert found.seconds > 0
 
 
-def test_the_conditional_quantiles_follow_the_inputs(module):
-    methods = module("estimators_methods")
-    split = made_split(module, num_train=150, signal=10.0)
+def test_the_conditional_quantiles_follow_the_inputs(benchmark_module):
+    methods = benchmark_module("estimators_methods")
+    split = made_split(benchmark_module, num_train=150, signal=10.0)
     found = methods.forest_quantiles(methods.Work("made", split, 0, quick=True))
     middle = (found.lower + found.upper) / 2
     assert np.corrcoef(middle, split.test.x[:, 0])[0, 1] > 0.9
     assert (found.lower < found.upper).all()
 
 
-def test_our_density_is_that_of_the_estimators_mean_and_deviation(module, monkeypatch):
-    methods, estimators = module("estimators_methods"), module("lingp.estimators")
-    split = made_split(module, num_train=40, signal=2.0)
+def test_our_density_is_that_of_the_estimators_mean_and_deviation(benchmark_module, monkeypatch):
+    methods = benchmark_module("estimators_methods")
+    estimators = benchmark_module("lingp.estimators")
+    split = made_split(benchmark_module, num_train=40, signal=2.0)
     monkeypatch.setattr(methods, "QUICK_STEPS", 10)
     found = methods.lingp_regressor(methods.Work("made", split, 4, quick=True))
     model = estimators.LinearizedGPRegressor(steps=10, random_state=4)
@@ -142,8 +131,8 @@ def test_our_density_is_that_of_the_estimators_mean_and_deviation(module, monkey
         np.testing.assert_allclose(getattr(found, kind), getattr(expected, kind), rtol=1e-7)
 
 
-def test_classifiers_learn_from_validation_rows_too(module):
-    methods, datasets = module("estimators_methods"), module("datasets")
+def test_classifiers_learn_from_validation_rows_too(benchmark_module):
+    methods, datasets = benchmark_module("estimators_methods"), benchmark_module("datasets")
     one = datasets.Rows(np.zeros((3, 2)), np.zeros(3, dtype=int))
     other = datasets.Rows(np.ones((2, 2)), np.ones(2, dtype=int))
     rows = methods.Work("made", datasets.Split(one, other, one), 0, quick=True).rows()
@@ -164,8 +153,8 @@ def records(**nll):
     }
 
 
-def test_standing_is_paired_on_the_splits_that_both_have(module):
-    reports = module("estimators_report")
+def test_standing_is_paired_on_the_splits_that_both_have(benchmark_module):
+    reports = benchmark_module("estimators_report")
     splits = records(
         lingp=[1.0, 2.0, 3.2, -9.0], ridge=[0.9, 2.1, 3.0, None], forest=[5.0, 6.0, 7.0, 8.0]
     )
@@ -186,8 +175,8 @@ def test_standing_is_paired_on_the_splits_that_both_have(module):
     assert reports.standing(splits, "other", ["lingp", "other"]) is None
 
 
-def test_rows_that_are_training_rows_too_can_be_left_out(module):
-    reports = module("estimators_report")
+def test_rows_that_are_training_rows_too_can_be_left_out(benchmark_module):
+    reports = benchmark_module("estimators_report")
     made = {"wine": records(lingp=[1.0, 1.1], ridge=[-5.0, -5.0])}
     for found in made["wine"].values():
         for method, new in (("lingp", 1.0), ("ridge", 2.0)):
@@ -199,8 +188,8 @@ def test_rows_that_are_training_rows_too_can_be_left_out(module):
     assert "- best on 1 of 1 sets (wine)" in text
 
 
-def test_one_standard_error_is_of_the_difference_or_of_the_best(module):
-    reports = module("estimators_report")
+def test_one_standard_error_is_of_the_difference_or_of_the_best(benchmark_module):
+    reports = benchmark_module("estimators_report")
     # always behind by 0.1, which is little beside the spread of the splits
     splits = records(lingp=[1.1, 2.1, 3.1], ridge=[1.0, 2.0, 3.0])
     found = reports.standing(splits, "lingp", ["lingp", "ridge"])
@@ -209,8 +198,8 @@ def test_one_standard_error_is_of_the_difference_or_of_the_best(module):
     assert found.is_worst
 
 
-def test_the_report_counts_sets(module):
-    reports = module("estimators_report")
+def test_the_report_counts_sets(benchmark_module):
+    reports = benchmark_module("estimators_report")
     made = {
         "yacht": records(lingp=[1.0, 1.1], ridge=[2.0, 2.0], forest=[3.0, 3.0]),
         "wine": records(lingp=[4.0, 4.1], ridge=[2.0, 2.0], forest=[3.0, 3.0]),
@@ -228,8 +217,8 @@ def test_the_report_counts_sets(module):
     assert len(rows) == 4
 
 
-def test_methods_are_chosen_by_kind_or_name(module):
-    estimators = module("estimators")
+def test_methods_are_chosen_by_kind_or_name(benchmark_module):
+    estimators = benchmark_module("estimators")
     ours, peers = (estimators.chosen_methods(kind) for kind in ("lingp", "peers"))
     assert ours == ["lingp", "lingp, heteroscedastic", "lingp, evidence alone"]
     assert sorted(ours + peers) == sorted(estimators.chosen_methods(None))
@@ -251,18 +240,8 @@ def test_quick_run_joins_earlier_numbers_and_reports(tmp_path):
     early = tmp_path / "early.json"
     early.write_text(json.dumps({"yacht": {"0": {"BayesianRidge": {**scores, "seconds": 2.0}}}}))
     raw, output = tmp_path / "raw" / "all.json", tmp_path / "report.md"
-    command = [sys.executable, str(BENCHMARKS / "estimators.py"), "--quick", "--add", str(early)]
-    flags = ["--methods", "lingp;LogisticRegression", "--data", str(tmp_path)]
-    done = subprocess.run(
-        [*command, *flags, "--raw", str(raw), "--output", str(output)],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        env={**os.environ, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"},
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    flags = ["--add", early, "--methods", "lingp;LogisticRegression", "--data", tmp_path]
+    run_quick("estimators.py", *flags, "--raw", raw, "--output", output)
     found = json.loads(raw.read_text())
     assert set(found["yacht"]["0"]) == {"lingp", "BayesianRidge"}
     assert set(found["glass"]["0"]) == {"lingp", "LogisticRegression"}

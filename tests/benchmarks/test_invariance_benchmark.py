@@ -1,21 +1,16 @@
 """The benchmark of rotations runs from start to end, and its figures are those of its networks."""
 
-import importlib
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def invariance(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("invariance")
+def invariance(benchmark_module):
+    return benchmark_module("invariance")
 
 
 @pytest.fixture

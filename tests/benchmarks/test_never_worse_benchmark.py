@@ -1,66 +1,28 @@
 """The benchmark of classifiers against their networks runs, goes on, and marks what is worse."""
 
-import importlib
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def module(monkeypatch):
-    """Imports a module of the benchmarks."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
+from scripts import run_quick
 
 
-@pytest.fixture
-def data_folder(tmp_path):
-    random = np.random.default_rng(0)
-    x = np.column_stack([random.normal(size=(60, 2)), np.ones(60)])
-    rows = random.permutation(60)
-    np.savez(
-        tmp_path / "cls_glass.npz",
-        X=3 + 2 * x,
-        y=(x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 0.5),
-        immer2021_test_index=[rows[:10]],
-        immer2021_valid_index=[rows[20:30]],
-    )
-    return tmp_path
+def run(glass_folder, *flags):
+    raw, nets = glass_folder / "raw", glass_folder / "nets"
+    where = ["--data", glass_folder, "--raw", raw, "--nets", nets]
+    return run_quick("never_worse.py", *flags, *where)
 
 
-def run(data_folder, *flags):
-    command = [sys.executable, str(BENCHMARKS / "never_worse.py"), "--quick", *flags]
-    folders = ("--data", str(data_folder), "--raw", str(data_folder / "raw"))
-    done = subprocess.run(
-        [*command, *folders, "--nets", str(data_folder / "nets")],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        env={**os.environ, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"},
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_contenders_are_scored_and_a_run_goes_on(data_folder):
+def test_contenders_are_scored_and_a_run_goes_on(glass_folder):
     names = ("network", "lingp scale 1 validation")
     flags = ("--cases", "mlp-*", "--only")
-    run(data_folder, *flags, names[0])
-    folder = data_folder / "raw" / "mlp-glass" / "0"
+    run(glass_folder, *flags, names[0])
+    folder = glass_folder / "raw" / "mlp-glass" / "0"
     (file,) = folder.iterdir()
-    net = data_folder / "nets" / "mlp-glass-0.npz"
+    net = glass_folder / "nets" / "mlp-glass-0.npz"
     written = file.stat().st_mtime_ns, net.stat().st_mtime_ns
-    report = run(data_folder, *flags, ",".join(names))
+    report = run(glass_folder, *flags, ",".join(names))
     assert "failed" not in report
     assert (file.stat().st_mtime_ns, net.stat().st_mtime_ns) == written
     found = {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
@@ -75,26 +37,28 @@ def test_contenders_are_scored_and_a_run_goes_on(data_folder):
     assert found[names[1]]["mean_scale"] > 0
 
 
-def test_every_case_has_a_network_for_its_rows(module, data_folder):
-    cases, networks = module("never_worse_cases"), module("networks")
-    made = cases.QUICK_CASES["cnn-40"](data_folder, 1)
+def test_every_case_has_a_network_for_its_rows(benchmark_module, glass_folder):
+    cases, networks = benchmark_module("never_worse_cases"), benchmark_module("networks")
+    made = cases.QUICK_CASES["cnn-40"](glass_folder, 1)
     assert [len(rows.y) for rows in (made.train, made.valid, made.test)] == [40, 400, 397]
     np.testing.assert_array_equal(made.outside["inverted"], 1 - made.test.x)
     assert made.outside["noise"].shape == made.test.x.shape
     for name in ("cnn-200", "transformer-400"):
-        problem = cases.CASES[name](data_folder, 0)
+        problem = cases.CASES[name](glass_folder, 0)
         network = networks.build(problem.architecture)
         assert network(torch.from_numpy(problem.test.x)).shape == (397, 10)
-    far = cases.QUICK_CASES["mlp-glass"](data_folder, 0)
+    far = cases.QUICK_CASES["mlp-glass"](glass_folder, 0)
     low, high = far.train.x.min(axis=0), far.train.x.max(axis=0)
     assert (far.outside["far"].max(axis=0) > high)[:2].all()
     assert (np.abs(far.outside["far"] - (low + high) / 2) <= 1.5 * (high - low)).all()
 
 
-def test_training_takes_its_steps_and_depends_on_its_penalty(module):
-    cases, networks = module("never_worse_cases"), module("networks")
+def test_training_takes_its_steps_and_depends_on_its_penalty(benchmark_module):
+    cases, networks = benchmark_module("never_worse_cases"), benchmark_module("networks")
     random = np.random.default_rng(0)
-    rows = module("datasets").Rows(random.normal(size=(20, 2)), random.integers(0, 2, size=20))
+    rows = benchmark_module("datasets").Rows(
+        random.normal(size=(20, 2)), random.integers(0, 2, size=20)
+    )
 
     def trained(**options):
         torch.manual_seed(0)
@@ -108,8 +72,8 @@ def test_training_takes_its_steps_and_depends_on_its_penalty(module):
     assert trained(steps=60, decay=1.0) < trained(steps=60)
 
 
-def test_the_temperature_has_the_least_nll(module):
-    contender = module("contenders.classifier_alone")
+def test_the_temperature_has_the_least_nll(benchmark_module):
+    contender = benchmark_module("contenders.classifier_alone")
     generator = torch.Generator().manual_seed(0)
     outputs = torch.randn(4000, 3, generator=generator, dtype=torch.float64)
     y = torch.multinomial(torch.softmax(outputs, -1), 1, generator=generator).squeeze(-1)
@@ -117,8 +81,8 @@ def test_the_temperature_has_the_least_nll(module):
     assert contender.best_temperature(3 * outputs, y) == pytest.approx(3, rel=0.1)
 
 
-def test_what_is_worse_than_the_network_is_marked(module):
-    reports = module("never_worse_report")
+def test_what_is_worse_than_the_network_is_marked(benchmark_module):
+    reports = benchmark_module("never_worse_report")
 
     def split(nll, **more):
         return {"nll": nll, "ece": 0.1, "accuracy": 0.9, "auroc": 0.8, **more}

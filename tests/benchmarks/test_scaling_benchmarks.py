@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,15 +13,7 @@ import torch
 
 import lingp
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def benchmark_module(monkeypatch):
-    """Imports a module of the benchmarks."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
 
 
 @pytest.fixture

@@ -1,50 +1,19 @@
 """The benchmark of trained classifiers runs, and its report says what it found."""
 
 import argparse
-import importlib
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def data_folder(tmp_path):
-    random = np.random.default_rng(0)
-    x = np.column_stack([random.normal(size=(60, 2)), np.ones(60)])
-    rows = random.permutation(60)
-    np.savez(
-        tmp_path / "cls_glass.npz",
-        X=3 + 2 * x,
-        y=(x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 0.5),
-        immer2021_test_index=[rows[:10]],
-        immer2021_valid_index=[rows[20:30]],
-    )
-    return tmp_path
+from scripts import run_quick
 
 
-def test_our_contenders_are_scored_without_the_peer(tmp_path, data_folder):
+def test_our_contenders_are_scored_without_the_peer(tmp_path, glass_folder):
     raw, output = tmp_path / "raw" / "numbers.json", tmp_path / "report.md"
-    command = [sys.executable, str(BENCHMARKS / "trained_classifiers.py"), "--quick"]
-    flags = ["--only", "MAP,lingp", "--data", str(data_folder), "--hidden", "8"]
-    done = subprocess.run(
-        [*command, *flags, "--raw", str(raw), "--output", str(output)],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        env={**os.environ, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"},
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    flags = ["--only", "MAP,lingp", "--data", glass_folder, "--hidden", "8"]
+    printed = run_quick("trained_classifiers.py", *flags, "--raw", raw, "--output", output)
     report = output.read_text(encoding="utf-8")
-    assert done.stdout.strip() == report.strip()
+    assert printed.strip() == report.strip()
     assert "failed" not in report
     found = json.loads(raw.read_text())["glass"]["0"]
     ours = {"lingp"} | {
@@ -64,9 +33,8 @@ def test_our_contenders_are_scored_without_the_peer(tmp_path, data_folder):
     assert f"{found['lingp']['nll']:.3f}" in report
 
 
-def test_the_rival_is_the_best_one_that_has_all_splits(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    benchmark = importlib.import_module("trained_classifiers")
+def test_the_rival_is_the_best_one_that_has_all_splits(benchmark_module):
+    benchmark = benchmark_module("trained_classifiers")
 
     def scores(nll, ece):
         return {"nll": nll, "ece": ece}
@@ -92,9 +60,8 @@ def test_the_rival_is_the_best_one_that_has_all_splits(monkeypatch):
     assert "ahead by NLL on 1 of 1 sets, by ECE on 0 of 1" in made
 
 
-def test_earlier_numbers_are_joined(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    benchmark = importlib.import_module("trained_classifiers")
+def test_earlier_numbers_are_joined(benchmark_module, tmp_path):
+    benchmark = benchmark_module("trained_classifiers")
     one, two = tmp_path / "one.json", tmp_path / "two.json"
     one.write_text(json.dumps({"glass": {"0": {"lingp": {"nll": 1.0}, "MAP": {"nll": 3.0}}}}))
     two.write_text(json.dumps({"glass": {"0": {"lingp": {"nll": 2.0}}, "1": {}}}))
@@ -103,10 +70,9 @@ def test_earlier_numbers_are_joined(monkeypatch, tmp_path):
     assert benchmark.values(records, "glass", "lingp", "nll") == [2.0]
 
 
-def test_the_flags_choose_contenders_by_name(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    benchmark = importlib.import_module("trained_classifiers")
-    command_line = importlib.import_module("harness.command_line")
+def test_the_flags_choose_contenders_by_name(benchmark_module):
+    benchmark = benchmark_module("trained_classifiers")
+    command_line = benchmark_module("harness.command_line")
     arguments = argparse.Namespace(only=None, skip="laplace-torch tuned kron valid")
     names = [c.name for c in command_line.chosen(benchmark.contenders(), arguments)]
     assert names[:2] == ["MAP", "lingp"]

@@ -1,21 +1,16 @@
 """The benchmark of training time runs, counts what it says, and tells a missed target."""
 
-import importlib
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def training_time(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("training_time")
+def training_time(benchmark_module):
+    return benchmark_module("training_time")
 
 
 @pytest.fixture

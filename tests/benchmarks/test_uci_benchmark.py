@@ -2,22 +2,17 @@
 
 import importlib
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import run_quick
 
 from lingp.data import load_yacht
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def uci(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("uci")
+def uci(benchmark_module):
+    return benchmark_module("uci")
 
 
 @pytest.fixture
@@ -94,16 +89,7 @@ def test_quick_run_writes_a_report_and_its_numbers(tmp_path):
     yacht = load_yacht()
     np.savez(tmp_path / "uci_yacht.npz", X=yacht.X, y=yacht.y, test_index=yacht.test_index)
     output, raw = tmp_path / "uci.md", tmp_path / "uci.json"
-    command = [sys.executable, str(BENCHMARKS / "uci.py"), "--quick", "--data", str(tmp_path)]
-    done = subprocess.run(
-        [*command, "--output", str(output), "--raw", str(raw)],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_quick("uci.py", "--data", tmp_path, "--output", output, "--raw", raw)
     found = json.loads(raw.read_text())["yacht"]["0"]
     assert set(found) == {"homoscedastic", "network's mean", "heteroscedastic"}
     for scores in found.values():

@@ -195,6 +195,15 @@ def test_predictive_is_that_of_the_closed_form():
     assert torch.equal(drawn.mean, again.mean)
 
 
+def test_a_method_that_is_named_and_not_computed_is_an_error():
+    class Named(AutodiffLikelihood):
+        methods = ("exact", *AutodiffLikelihood.methods)
+
+    likelihood = Named(lambda y, f: -((y - f) ** 2))
+    with pytest.raises(TypeError, match=r"methods: Named names 'exact' .* write integrated"):
+        likelihood.predictive(torch.zeros(2, 1).double(), torch.ones(2, 1, 1).double())
+
+
 def test_log_prob_alone_predicts_log_prob_and_says_what_moments_need():
     mean, covariance = torch.zeros(2, 1).double(), torch.ones(2, 1, 1).double()
     predictive = bernoulli().predictive(mean, covariance)
