@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,34 @@ class TargetLayout:
     num_rows: int
     dtype: torch.dtype
     device: torch.device
+
+    @staticmethod
+    def around(
+        mean: Tensor,
+        likelihood: Likelihood,
+        output_shape: tuple[int, ...],
+        known: Tensor | None,
+        mean_scale: float,
+    ) -> tuple[TargetLayout, Tensor]:
+        """The layout of rows with these mean outputs, and the mean that is averaged around.
+
+        Parameters
+        ----------
+        mean
+            (n x C).
+        likelihood
+            It is copied: a prediction doesn't change with the hyperparameters later.
+        output_shape
+            As above.
+        known
+            Known quantities of the targets, (n x T), if any.
+        mean_scale
+            s: class labels are averaged around s times the mean.
+        """
+        likelihood = copy.deepcopy(likelihood.untempered).requires_grad_(False)
+        likelihood, location = likelihood.at(known).with_scaled_mean(mean, mean_scale)
+        layout = TargetLayout(likelihood, output_shape, len(mean), mean.dtype, mean.device)
+        return layout, location
 
     def moments(self, flat: Tensor) -> Tensor:
         """(n x M) in the shape of the moments."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import gpytorch
@@ -30,15 +29,12 @@ from lingp.inference.choice import (
     announce,
     announce_scale,
     check_inference,
-    check_mean_scale,
-    choose_method,
     factor_bytes,
     predicts,
 )
 from lingp.inference.evidence import Evidence, evidence
-from lingp.inference.exact import as_method
 from lingp.inference.laplace import Sites
-from lingp.inference.mean_scale import Matched, MeanScale
+from lingp.inference.mean_scale import Matched
 from lingp.inference.mode import Mode
 from lingp.inference.origin import Origin
 from lingp.likelihoods import Likelihood, as_likelihood
@@ -48,6 +44,7 @@ from lingp.models.agreement import check_ranks
 from lingp.models.class_weights import ClassWeight
 from lingp.models.covariance import PosteriorCovariance
 from lingp.models.doubts import warn_of_evidence, warn_of_posterior
+from lingp.models.fit import Fit
 from lingp.models.fitting import FittedData, Missing
 from lingp.models.intake import as_inputs, as_known, as_row_numbers, validation_batches
 from lingp.models.joint import JointPrediction, joint_prediction
@@ -55,6 +52,7 @@ from lingp.models.latents import Latents
 from lingp.models.layout import TargetLayout
 from lingp.models.prediction import LeaveOneOutPrediction, Prediction
 from lingp.models.saved import SavedGP, save
+from lingp.models.scale_rule import ScaleRule, in_words
 from lingp.models.tuning import (
     Objective,
     SearchMethod,
@@ -166,12 +164,9 @@ class LinearizedGP(gpytorch.models.GP):
         self.likelihood = as_likelihood(likelihood)
         self._mean: Mean = mean
         self._sites = sites
-        self._mean_scale = check_mean_scale(mean_scale)
+        self._scale = ScaleRule.of(mean_scale)
         self._prepares = True  # posteriors of class labels, as soon as they can be made
-        self._sureness: float | None = None  # factor of the matched scale, by validation data
-        self._data: FittedData | None = None
-        self._laplace: LinearizedLaplace | None = None
-        self._choice: InferenceChoice | None = None
+        self._fit: Fit | None = None
         self.eval()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -219,24 +214,7 @@ class LinearizedGP(gpytorch.models.GP):
 
     @mean_scale.setter
     def mean_scale(self, value: MeanScaleOption | Matched) -> None:
-        if isinstance(value, Matched):
-            self._mean_scale, self._sureness = "matched", value.factor
-        else:
-            self._mean_scale, self._sureness = check_mean_scale(value), None
-
-    def _scale_or_rule(self) -> MeanScale:
-        """The number or rule for the likelihood as it is."""
-        labels = self.likelihood.saturates
-        if self._mean_scale == "auto" and not labels:
-            return 1.0
-        if self._mean_scale != 1.0 and not labels:
-            raise ValueError(
-                f"mean_scale: got {self._mean_scale!r}, but {type(self.likelihood).__name__} is "
-                'not of class labels, for which it is made; leave it at "auto"'
-            )
-        if isinstance(self._mean_scale, str):
-            return Matched(self._sureness or 1.0)
-        return self._mean_scale
+        self._scale = ScaleRule.of(value)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -252,14 +230,17 @@ class LinearizedGP(gpytorch.models.GP):
         RuntimeError
             Before `fit`.
         """
-        return self._refreshed()
+        return self._refreshed().laplace
+
+    @property
+    def data(self) -> FittedData:
+        """The data it was fitted to, as they were given and as they were checked."""
+        return self._refreshed().data
 
     @property
     def inference_choice(self) -> InferenceChoice:
         """Which inference `fit` chose, and why."""
-        self._refreshed()
-        assert self._choice is not None
-        return self._choice
+        return self._refreshed().choice
 
     def fit(
         self,
@@ -308,7 +289,7 @@ class LinearizedGP(gpytorch.models.GP):
         """
         memory = self._memory()
         with restored_on_error(*self._state()):
-            self._sureness, self._prepares = None, prepare
+            self._scale, self._prepares = replace(self._scale, factor=None), prepare
             data = FittedData(
                 self.linearized,
                 self.likelihood,
@@ -330,7 +311,7 @@ class LinearizedGP(gpytorch.models.GP):
             if progress and self.inference == "auto" and self.shards.rank == 0:
                 announce(self.inference_choice, self.dtype, self.linearized.device)
             if self._prepare() and progress and self.shards.rank == 0:
-                announce_scale(self._scale_or_rule(), self.mean_scale)
+                announce_scale(self.laplace.mean_scale, self.mean_scale)
         return self
 
     def prepare(self) -> Self:
@@ -349,7 +330,7 @@ class LinearizedGP(gpytorch.models.GP):
         laplace.posterior()
         laplace.weight_shift()
         laplace.scale_of_mean()
-        if self.likelihood.saturates and self._sureness is None:
+        if self.likelihood.saturates and self._scale.factor is None:
             warn_of_posterior(laplace)
         return self
 
@@ -368,11 +349,10 @@ class LinearizedGP(gpytorch.models.GP):
         -------
         self
         """
-        before = self.laplace.training.num_data
-        assert self._data is not None
-        kept = torch.arange(before)
+        data = self.data
+        kept = torch.arange(data.training.num_data)
         with restored_on_error(*self._state()):
-            self._data.extend(X, y, sample_weight)
+            data.extend(X, y, sample_weight)
             self._recondition(Origin(kept, kept[:0], None))
         return self
 
@@ -391,11 +371,10 @@ class LinearizedGP(gpytorch.models.GP):
         -------
         self
         """
-        training = self.laplace.training
-        assert self._data is not None
-        index = self.shards.attempt(lambda: as_row_numbers(rows, training.num_data))
+        data = self.data
+        index = self.shards.attempt(lambda: as_row_numbers(rows, data.training.num_data))
         with restored_on_error(*self._state()):
-            self._recondition(self._data.remove(index))
+            self._recondition(data.remove(index))
         return self
 
     def forward(self, X: Any) -> MultivariateNormal:
@@ -428,9 +407,7 @@ class LinearizedGP(gpytorch.models.GP):
     @property
     def train_targets(self) -> Tensor:
         """The training targets as they were given, (N, ...)."""
-        self._refreshed()
-        assert self._data is not None
-        return torch.cat(self._data.given)
+        return torch.cat(self.data.given)
 
     def posterior(self, X: Any) -> MultivariateNormal:
         """Joint posterior of the latent outputs at all rows of X, without noise.
@@ -624,7 +601,7 @@ class LinearizedGP(gpytorch.models.GP):
                 num_restarts=num_restarts,
                 generator=generator,
             )
-            self._sureness = None
+            self._scale = replace(self._scale, factor=None)
             plain = self.likelihood.untempered is self.likelihood  # else it has another scale
             if self.likelihood.saturates and plain and result.objective == "evidence":
                 warn_of_evidence(laplace, result.value)
@@ -677,25 +654,17 @@ class LinearizedGP(gpytorch.models.GP):
         -------
         What was written, and what of the training data is in it; prints as one line.
         """
-        laplace = self.laplace
-        assert self._data is not None
         options = {
             "parameters": list(self.linearized.parameter_names),
             "inference": self.inference,
             "mean": self._mean,
             "sites": self._sites,
-            "mean_scale": self._mean_scale,
+            "mean_scale": self._scale.option,
             "dtype": self.dtype,
             "memory_budget": self.memory_budget,
         }
         return save(
-            path,
-            self._data,
-            laplace,
-            self.inference_choice,
-            options,
-            sureness=self._sureness,
-            include_data=include_data,
+            path, self._refreshed(), options, sureness=self._scale.factor, include_data=include_data
         )
 
     @classmethod
@@ -740,63 +709,51 @@ class LinearizedGP(gpytorch.models.GP):
             **file.options,
         )
         file.set_values(gp.linearized, gp.prior, gp.likelihood)
-        gp._sureness = file.sureness
-        gp._data, gp._laplace, gp._choice = file.fitted(
-            gp.linearized, gp.prior, gp.likelihood, gp.mean, gp.sites, gp._scale_or_rule()
-        )
+        gp._scale = replace(gp._scale, factor=file.sureness)
+        scale = gp._scale.for_likelihood(gp.likelihood)
+        gp._fit = file.fitted(gp.linearized, gp.prior, gp.likelihood, gp.mean, gp.sites, scale)
         return gp
 
-    def _refreshed(self) -> LinearizedLaplace:
-        if self._laplace is None or self._data is None:
+    def _refreshed(self) -> Fit:
+        if self._fit is None:
             raise RuntimeError("this LinearizedGP has no data yet: call fit(X, y) first")
         self.prior.bind_to(self.linearized)  # inputs have shown which layer is the last
-        if self.likelihood is not self._data.likelihood:
-            with restored_on_error(self, self._data, self._data.training):
-                self._data.exchange_likelihood(self.likelihood)
-                self._condition(self._data)
-        self._laplace.prior = self.prior
-        self._laplace.mean_scale = self._scale_or_rule()
-        return self._laplace
+        data = self._fit.data
+        if self.likelihood is not data.likelihood:
+            with restored_on_error(self, data, data.training):
+                data.exchange_likelihood(self.likelihood)
+                self._condition(data)
+        self._fit.laplace.prior = self.prior
+        self._fit.laplace.mean_scale = self._scale.for_likelihood(self.likelihood)
+        return self._fit
 
     def _state(self) -> tuple[object, ...]:
         """What holds the data, what was made of them, and the hyperparameters."""
-        held = (self, self.linearized, self._data, self.prior, self.likelihood)
-        return tuple(part for part in held if hasattr(part, "__dict__"))
+        data = () if self._fit is None else (self._fit.data,)
+        return (self, self.linearized, *data, self.prior, self.likelihood)
 
     def _recondition(self, origin: Origin) -> None:
         """Go on with changed data: with what the method carries over, or from nothing."""
-        data, laplace = self._data, self._laplace
-        assert data is not None and laplace is not None
-        method = as_method(laplace.method).carried_over(data.training, origin)
-        if method is None:
-            self._condition(data)
+        assert self._fit is not None
+        carried = self._fit.carried_over(origin)
+        if carried is None:
+            self._condition(self._fit.data)
             return
-        self._laplace = dataclasses.replace(laplace, training=data.training, method=method)
+        self._fit = carried
         self._prepare()
 
     def _condition(self, data: FittedData) -> None:
         """Choose inference for these data and start from nothing."""
-        self.prior.bind_to(self.linearized)
-        held = data.training.factor_bytes if data.training.factors_kept else 0
-        method, choice = choose_method(
+        prior, scale = self.prior.bind_to(self.linearized), self._scale
+        self._fit = Fit.of(
+            data,
+            prior,
             self.inference,
-            data.training,
-            self.prior,
-            data.likelihood,
-            memory_for(self.memory_budget, self.linearized.device, held),
-            mean=self._mean,
-            sites=self.sites,
-        )
-        self._laplace = LinearizedLaplace(
-            data.training,
-            self.prior,
-            data.likelihood,
-            method,
             self._mean,
             self.sites,
-            self._scale_or_rule(),
+            scale.for_likelihood(data.likelihood),
+            self.memory_budget,
         )
-        self._data, self._choice = data, choice
         if not self.shards.alone:
             self._prepare()
 
@@ -817,7 +774,7 @@ class LinearizedGP(gpytorch.models.GP):
             "inference": self.inference,
             "mean": self._mean,
             "sites": self.sites,
-            "mean_scale": self._scale_or_rule(),
+            "mean_scale": self._scale.for_likelihood(self.likelihood),
             "dtype": str(self.dtype),
         }
 
@@ -829,11 +786,13 @@ class LinearizedGP(gpytorch.models.GP):
         return memory_for(self.memory_budget, self.linearized.device)
 
     def __repr__(self) -> str:
-        state = "not fitted" if self._choice is None else str(self._choice)
+        state = "not fitted" if self._fit is None else str(self._fit.choice)
         if self.likelihood.saturates:
-            state = f"mean scale: {_in_words(self._scale_or_rule())}\n  {state}"
-        if self._data is not None and self._data.note is not None:
-            state += f"\n  {self._data.note}"
+            state = (
+                f"mean scale: {in_words(self._scale.for_likelihood(self.likelihood))}\n  {state}"
+            )
+        if self._fit is not None and self._fit.data.note is not None:
+            state += f"\n  {self._fit.data.note}"
         return (
             f"LinearizedGP(\n  {self.linearized.num_parameters} weights, mean={self._mean!r}, "
             f"{self.dtype}\n  {_one_line(self.prior)}\n  {_one_line(self.likelihood)}\n  {state}\n)"
@@ -847,20 +806,19 @@ class LinearizedGP(gpytorch.models.GP):
         max_evaluations: int,
         generator: torch.Generator | None,
     ) -> ValidationResult:
-        laplace = self.laplace
-        assert self._data is not None
-        missing = self._data.missing == "nan"
+        fit = self._refreshed()
+        laplace, missing = fit.laplace, fit.data.missing == "nan"
         batches = self.shards.attempt(lambda: validation_batches(validation, missing=missing))
         result = tune_on_validation(
             laplace,
-            self._data.held_out(batches),
+            fit.data.held_out(batches),
             typical_factor=typical_factor,
             max_evaluations=max_evaluations,
-            scale_mean=self.likelihood.saturates and isinstance(self._mean_scale, str),
+            scale_mean=self.likelihood.saturates and not self._scale.is_number,
             generator=generator,
         )
         if isinstance(laplace.mean_scale, Matched):
-            self._sureness = laplace.mean_scale.factor
+            self._scale = replace(self._scale, factor=laplace.mean_scale.factor)
         if absorb:
             self.add_data([batch[:2] if batch[2] is None else batch for batch in batches])
         else:
@@ -895,12 +853,7 @@ class LinearizedGP(gpytorch.models.GP):
     def _layout(
         self, mean: Tensor, known: Tensor | None, mean_scale: float
     ) -> tuple[TargetLayout, Tensor]:
-        """What targets look like, and the mean that its likelihood averages around."""
-        # a copy: a prediction doesn't change with the hyperparameters later
-        likelihood = copy.deepcopy(self.likelihood.untempered).requires_grad_(False)
-        likelihood, location = likelihood.at(known).with_scaled_mean(mean, mean_scale)
-        shape, like = self._output_shape(), (mean.dtype, mean.device)
-        return TargetLayout(likelihood, shape, len(mean), *like), location
+        return TargetLayout.around(mean, self.likelihood, self._output_shape(), known, mean_scale)
 
     def _known(self, known: Any, num_rows: int) -> Tensor | None:
         """Known quantities of targets to predict, (n x T)."""
@@ -910,12 +863,6 @@ class LinearizedGP(gpytorch.models.GP):
         quantity = as_known(known, num_rows, targets.shape[1]).to(targets)
         self.likelihood.untempered.at(quantity)  # errors before any work
         return quantity
-
-
-def _in_words(scale: MeanScale) -> str:
-    if not isinstance(scale, Matched):
-        return f"{scale:.3g}"
-    return "matched" if scale.factor == 1 else f"matched x {scale.factor:.3g}"
 
 
 def _one_line(module: nn.Module) -> str:

@@ -28,8 +28,7 @@ def refitted(
     given: LinearizedGP, network: nn.Module, prior: Prior, mean: Mean | None = None
 ) -> LinearizedGP:
     """A `LinearizedGP` with the options of another, conditioned on the same data."""
-    data = given._data
-    assert data is not None
+    data = given.data
     batches = list(_batches(data))
     gp = LinearizedGP(
         network,
@@ -50,7 +49,7 @@ def refitted(
 
 def _batches(data: FittedData) -> Iterator[tuple[Any, ...]]:
     """The data as they were given."""
-    targets, weights, start = torch.cat(data._given), data._sample_weights, 0
+    targets, weights, start = torch.cat(data.given), data.sample_weights, 0
     for x in data.training.inputs:
         rows = slice(start, start + num_rows(x))
         yield (x, targets[rows]) if weights is None else (x, targets[rows], weights[rows])

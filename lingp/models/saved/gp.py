@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from lingp.inference import InferenceChoice, LinearizedLaplace, Mean, Sites
+from lingp.inference import LinearizedLaplace, Mean, Sites
 from lingp.inference.choice import option_from_plain, option_to_plain
 from lingp.inference.evidence import evidence
 from lingp.inference.exact import as_method
@@ -40,6 +40,7 @@ from lingp.likelihoods import FromDistribution, Likelihood
 from lingp.linearization import LinearizedNetwork
 from lingp.linearization.frozen import frozen_copy
 from lingp.linearization.selection import unwrapped
+from lingp.models.fit import Fit
 from lingp.models.fitting import FittedData
 from lingp.models.saved.data import data_from_plain, data_to_plain
 from lingp.models.saved.without_data import FittedDataLeftOut, LaplaceLeftOut, TrainingSetLeftOut
@@ -55,9 +56,7 @@ IncludeData = Literal["auto"] | bool
 @torch.no_grad()
 def save(
     path: PathLike,
-    data: FittedData,
-    laplace: LinearizedLaplace,
-    choice: InferenceChoice,
+    fit: Fit,
     options: dict[str, Any],
     *,
     sureness: float | None,
@@ -69,8 +68,8 @@ def save(
     ----------
     path
         Of the file.
-    data, laplace, choice
-        What `fit` made.
+    fit
+        What `LinearizedGP.fit` made.
     options
         What the constructor was given, by name, besides network, prior and likelihood.
     sureness
@@ -80,6 +79,7 @@ def save(
     """
     if not (isinstance(include_data, bool) or include_data == "auto"):
         raise ValueError(f'include_data: expected "auto", True or False, got {include_data!r}')
+    laplace = fit.laplace
     training, linearized = laplace.training, laplace.training.linearized
     if not training.shards.alone:
         raise ValueError(
@@ -97,7 +97,7 @@ def save(
         "output_shape": list(linearized.output_shape or ()),
         "prior": hyperparameters.to_record(laplace.prior),
         "likelihood": hyperparameters.to_record(laplace.likelihood),
-        "choice": to_plain(choice),
+        "choice": to_plain(fit.choice),
         "method": method_to_plain(as_method(laplace.method)),
         "posterior": posterior_to_plain(posterior, with_root=with_data),
         "shift": to_plain(shift),
@@ -109,7 +109,7 @@ def save(
         "data": None,
     }
     if with_data:
-        content["data"], content["mode"] = data_to_plain(data), to_plain(mode)
+        content["data"], content["mode"] = data_to_plain(fit.data), to_plain(mode)
     else:
         content["left_out"] = {
             "outputs": own(training.outputs[:0]),
@@ -179,8 +179,8 @@ class SavedGP:
         mean: Mean,
         sites: Sites,
         mean_scale: MeanScale,
-    ) -> tuple[FittedData, LinearizedLaplace, InferenceChoice]:
-        """Data, posterior and choice, with nothing computed again."""
+    ) -> Fit:
+        """What was fitted, with nothing computed again."""
         content = self._content
         data, laplace_of = self._data(linearized, likelihood)
         left_out = content["data"] is None
@@ -193,7 +193,7 @@ class SavedGP:
             matched=content["matched"],
             weight_shift=content["shift"],
         )
-        return data, laplace, from_plain(content["choice"])
+        return Fit(data, laplace, from_plain(content["choice"]))
 
     def _data(
         self, linearized: LinearizedNetwork, likelihood: Likelihood
