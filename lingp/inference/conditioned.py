@@ -96,11 +96,24 @@ class Conditioned:
     mean: Mean
     sites: Sites
 
+    def knows(self, part: str) -> bool:
+        """Whether a part, by its name here, is computed already."""
+        return part in vars(self)
+
+    def keep(self, **parts: object) -> None:
+        """Take parts that were computed before, by their names here; None for what wasn't."""
+        vars(self).update({name: part for name, part in parts.items() if part is not None})
+
+    def forget(self, *parts: str) -> None:
+        """Free memory; what is asked for again is computed again."""
+        for part in parts:
+            vars(self).pop(part, None)
+
     def take_over(self, before: Conditioned) -> None:
         """Take from other hyperparameters of the same data what doesn't depend on them."""
         same_mean = torch.equal(self.prior_deviation, before.prior_deviation)
-        if same_mean and "prior_outputs" in vars(before):
-            vars(self)["prior_outputs"] = before.prior_outputs
+        if same_mean and before.knows("prior_outputs"):
+            self.keep(prior_outputs=before.prior_outputs)
 
     @once
     def prior_outputs(self) -> Tensor:
@@ -165,10 +178,10 @@ class Conditioned:
     @property
     def mode(self) -> Mode:
         """The optimum of the linearised model, whatever `mean` is."""
-        return self._mode_and_posterior[0]
+        return self.mode_and_posterior[0]
 
     @once
-    def _mode_and_posterior(self) -> tuple[Mode, Posterior]:
+    def mode_and_posterior(self) -> tuple[Mode, Posterior]:
         """The mode, and the posterior that its last step was taken with."""
         features = self.method.features(self.training, self.prior)
         model = WhitenedModel(self.data, features, self.prior_outputs)
@@ -232,7 +245,7 @@ class Conditioned:
         features = self.method.features(training, prior)
         if self.mean == "refit" and not data.is_quadratic:
             model = WhitenedModel(data, features, self.prior_outputs)
-            e, outputs = attached_mode(model, *self._mode_and_posterior)
+            e, outputs = attached_mode(model, *self.mode_and_posterior)
             root = data.curvature_root(training.outputs if self.sites == "network" else outputs)
             return Solution(e, outputs, self.method.occam_factor(training, prior, root))
         occam = self.method.occam_factor(training, prior, data.curvature_root(outputs))

@@ -125,14 +125,14 @@ class LinearizedLaplace:
         if self.sites != "expected":
             return self.posterior()
         conditioned = self.conditioned
-        for name in ("posterior", "expected"):
-            vars(conditioned).pop(name, None)  # room for another
+        conditioned.forget("posterior", "expected")  # room for another
         return conditioned.rough_posterior(start)
 
     def kept_root(self) -> CurvatureRoot | None:
         """R of the expected curvature that was found last, if any is kept."""
-        found = None if self._kept is None else vars(self._kept[2]).get("expected")
-        return None if found is None else found.root
+        if self._kept is None or not self._kept[2].knows("expected"):
+            return None
+        return self._kept[2].expected.root
 
     def scale_of_mean(self) -> float:
         """s, which is found at the current hyperparameters where there is a rule."""
@@ -164,15 +164,14 @@ class LinearizedLaplace:
         found
             What other methods gave, by name: `matched`, `weight_shift`.
         """
-        made = vars(self.conditioned)
-        made |= {name: value for name, value in found.items() if value is not None}
-        made["posterior"] = posterior
+        made = self.conditioned
+        made.keep(posterior=posterior, **found)
         if mode is not None:
-            made["_mode_and_posterior"] = mode, posterior
+            made.keep(mode_and_posterior=(mode, posterior))
         elif self.sites == "expected":
-            made["expected"] = posterior
+            made.keep(expected=posterior)
         else:
-            made["occam"] = posterior
+            made.keep(occam=posterior)
 
     def weight_shift(self) -> Tensor | None:
         """θ - θ* of the posterior's mean, (P,); None when that is the network's own."""

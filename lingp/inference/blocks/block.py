@@ -15,7 +15,7 @@ from lingp.inference.prior_values import PriorValues
 from lingp.inference.training_set import TrainingSet
 from lingp.inference.weight_space import WeightSpace
 from lingp.likelihoods import CurvatureRoot, DiagonalRoot, UniformRoot
-from lingp.linearization.inputs import Inputs, input_tensors, map_inputs, num_rows, signature
+from lingp.linearization.inputs import Inputs, joined_inputs, num_rows, signature
 from lingp.operators.combined import combine_outputs
 
 Block = tuple[TrainingSet, CurvatureRoot]
@@ -163,7 +163,5 @@ def _merged(batches: list[Inputs], most: int) -> list[Inputs]:
         if last is None or signature(last) != signature(x) or num_rows(last) + num_rows(x) > most:
             merged.append(x)
             continue
-        pairs = zip(input_tensors(last), input_tensors(x), strict=True)
-        tensors = iter([torch.cat(pair) for pair in pairs])
-        merged[-1] = map_inputs(lambda _, ts=tensors: next(ts), x)  # type: ignore[misc]
+        merged[-1] = joined_inputs([last, x])
     return merged

@@ -124,12 +124,12 @@ class LaplaceLeftOut(LinearizedLaplace):
         refuse("a search for hyperparameters, or leaving out data")
 
     def matched(self) -> float:
-        if "matched" not in vars(self.conditioned):
+        if not self.conditioned.knows("matched"):
             refuse("the scale of the mean that is matched to the data")
         return super().matched()
 
     def mode(self) -> Mode:
-        if "_mode_and_posterior" not in vars(self.conditioned):
+        if not self.conditioned.knows("mode_and_posterior"):
             refuse("mode")
         return super().mode()
 
