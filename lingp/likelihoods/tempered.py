@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from lingp.likelihoods.base import Hyperparameter, Likelihood
@@ -93,6 +94,10 @@ class Tempered(Likelihood):
 
     def average_curvature(self, y: Tensor, f: Tensor) -> Tensor:
         return self.likelihood.average_curvature(y, f) / self.temperature.to(f)
+
+    def forward(self, function_dist: MultivariateNormal) -> MultivariateNormal:
+        """`likelihood(gp(X))`, of the targets: tempering is a matter of inference only."""
+        return self.untempered(function_dist)
 
     @property
     def untempered(self) -> Likelihood:

@@ -216,6 +216,15 @@ def test_known_noise_is_bound_before_it_is_added():
         gp.likelihood(gp(case.X))
 
 
+def test_tempering_is_a_matter_of_inference():
+    case = fitted(likelihood=lingp.likelihoods.Tempered("gaussian", 0.5))
+    posterior = case.gp(case.X)
+    torch.testing.assert_close(
+        case.gp.likelihood(posterior).variance,
+        posterior.variance + case.gp.likelihood.likelihood.noise,
+    )
+
+
 def test_labels_have_no_normal_distribution():
     case = fitted(2, "categorical", mean="network")
     with pytest.raises(TypeError, match=r"call gp\.predict"):
